@@ -1,0 +1,39 @@
+"""Which of the replicas that hold a model gets the next request: the one with the fewest of ours in flight."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from gateway.core.replica import Replica
+
+
+@dataclass(slots=True, eq=False)
+class Station:
+    """A replica and what changes with every request on it. Counts are this gateway's own."""
+
+    replica: Replica
+    inflight: int = 0
+    by_name: dict[str, int] = field(default_factory=dict)  # in flight, by served name
+    last_seen: float | None = None  # when it last answered a probe, wall-clock seconds; its reconciler writes it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seat:
+    """A place for a request: a replica that serves the model, and the name it has it under there."""
+
+    station: Station
+    served_name: str
+
+
+def pick(seats: Sequence[Seat], turn: int, *, limit: int = 0, avoid: Collection[str] = ()) -> Seat | None:
+    """The least busy seat below `limit` requests (0 = none) that is not to be avoided; `turn` rotates among equals."""
+    best: Seat | None = None
+    least = limit or 1 << 60
+    count = len(seats)
+    for index in range(count):
+        seat = seats[(turn + index) % count]
+        inflight = seat.station.inflight
+        if inflight < least and seat.station.replica.id not in avoid:
+            best, least = seat, inflight
+            if inflight == 0:
+                break
+    return best

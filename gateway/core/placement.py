@@ -1,0 +1,47 @@
+"""Which adapters a replica should hold, in the order they should be loaded.
+
+`everywhere`: every replica holds every adapter of its base model. `preload` limits how many come before anybody asked;
+what was asked for is always wanted. With a limit the most recently used are loaded last, because vLLM's own cache keeps
+what came last.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from gateway.core.adapters import Adapter, Catalog, Revision
+from gateway.core.bases import Bases
+from gateway.core.replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """`preload` None means all."""
+
+    preload: int | None = None
+
+    def wanted(
+        self,
+        catalog: Catalog,
+        replica: Replica,
+        bases: Bases,
+        *,
+        asked: Collection[Revision] = (),
+        last_used: Mapping[str, float] | None = None,
+    ) -> list[Adapter]:
+        """`asked`: a request waits for these: they come first. `last_used`: by adapter name, any clock."""
+        used = last_used or {}
+        names = set(bases.names)
+        fitting = [
+            adapter
+            for name, adapter in sorted(catalog.adapters.items())
+            if name not in names and bases.accepts(adapter, replica.base_models)
+        ]
+        first = [adapter for adapter in fitting if adapter.revision in asked]
+        rest = [adapter for adapter in fitting if adapter.revision not in asked]
+        if self.preload is not None:
+            rest.sort(key=lambda adapter: used.get(adapter.name, float("-inf")), reverse=True)
+            held = [adapter for adapter in rest if adapter.revision in replica.held]
+            missing = [adapter for adapter in rest if adapter.revision not in replica.held]
+            room = max(0, self.preload - len(first) - len(held))
+            rest = [*held, *reversed(missing[:room])]
+        return [*first, *rest]
