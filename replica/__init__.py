@@ -1,0 +1,1 @@
+"""One vLLM replica: a real one, a simulated one, and what they need on disk."""
