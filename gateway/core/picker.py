@@ -1,9 +1,11 @@
 """Which of the replicas that hold a model gets the next request: the one with the fewest of ours in flight."""
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.replica import Replica
+from gateway.core.wakeup import Line
 
 
 @dataclass(slots=True, eq=False)
@@ -13,6 +15,8 @@ class Station:
     replica: Replica
     inflight: int = 0
     by_name: dict[str, int] = field(default_factory=dict)  # in flight, by served name
+    line: Line = field(default_factory=deque)  # requests that wait for room here
+    queued: int = 0  # how many they are: nobody overtakes them
     last_seen: float | None = None  # when it last answered a probe, wall-clock seconds; its reconciler writes it
 
 

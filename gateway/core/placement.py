@@ -5,11 +5,12 @@ what was asked for is always wanted. With a limit the most recently used are loa
 what came last.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from gateway.core.adapters import Adapter, Catalog, Revision
 from gateway.core.bases import Bases
+from gateway.core.picker import Station
 from gateway.core.replica import Replica
 
 
@@ -45,3 +46,21 @@ class Everywhere:
             room = max(0, self.preload - len(first) - len(held))
             rest = [*held, *reversed(missing[:room])]
         return [*first, *rest]
+
+
+def placed(adapter: Adapter, replicas: Iterable[Replica], bases: Bases) -> list[Replica]:
+    """The ready replicas that should hold the adapter; one that cannot load LoRA is not placed."""
+    return [r for r in replicas if r.can_load and bases.accepts(adapter, r.base_models)]
+
+
+def first_loaders(adapter: Adapter, stations: Iterable[Station], bases: Bases, count: int = 2) -> set[str]:
+    """Who loads an adapter that a request waits for: the `count` least busy placed replicas without a failure of it.
+
+    One that is loading it already counts first; one where the load has failed gets its turn when all have failed.
+    """
+    able = [s for s in stations if s.replica.can_load and bases.accepts(adapter, s.replica.base_models)]
+    revision = adapter.revision
+    able.sort(
+        key=lambda s: (revision in s.replica.failures, revision not in s.replica.loading, s.inflight, s.replica.id)
+    )
+    return {station.replica.id for station in able[:count]}

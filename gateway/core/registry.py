@@ -14,8 +14,8 @@ from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
 from gateway.core.bases import Bases, Fit
 from gateway.core.errors import AdapterIncomplete, AdapterRejected, InvalidRequest
 from gateway.core.picker import Seat, Station
-from gateway.core.replica import Phase, Replica
-from gateway.core.wakeup import Wakeup
+from gateway.core.replica import Replica
+from gateway.core.wakeup import Wakeup, call_next
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,9 @@ class Registry:
         self.stations: dict[str, Station] = {}
         self.bases = Bases.of((), strict=strict_base_model)
         self.changed = Wakeup()
-        self.released = Wakeup()
         self.scanned = False
         self.scans = 0
-        self.waiters = 0  # requests that wait for a replica with room
+        self.waiting = 0  # requests that wait in admission
         self.demand: Counter[Revision] = Counter()  # requests that wait for a load
         self.last_used: dict[str, int] = {}  # adapter name -> number of the request
         self.left_ready: dict[str, float] = {}  # replica -> when it ceased to be ready, monotonic
@@ -207,10 +206,8 @@ class Registry:
         return self._turn
 
     def lease_ended(self, station: Station) -> None:
-        if self.waiters:
-            self.released.notify()
-        if not station.inflight and station.replica.phase is not Phase.READY:
-            self.changed.notify()
+        if station.line:
+            call_next(station.line)
 
     # how a name is resolved
 

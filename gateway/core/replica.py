@@ -5,8 +5,8 @@ What it holds comes from its own model list alone. *Ours* is what was loaded fro
 """
 
 import posixpath
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -140,6 +140,7 @@ class Replica:
     held: Mapping[Revision, str] = field(default_factory=lambda: MappingProxyType({}))  # revision -> served name
     loading: frozenset[Revision] = frozenset()
     failures: Mapping[Revision, Failure] = field(default_factory=lambda: MappingProxyType({}))
+    refuses_key: bool = False  # it answered 401 or 403 to the gateway itself
 
     @property
     def ready(self) -> bool:
@@ -152,6 +153,47 @@ class Replica:
     @property
     def can_load(self) -> bool:
         return self.ready and self.lora is not LoraSupport.UNSUPPORTED
+
+    # transitions: each gives the next record
+
+    def adopting(self, seen: Observation, known: Collection[Revision]) -> "Replica":
+        """What was seen is what is. Failures are kept for `known` revisions only."""
+        held = held_under(seen.names)
+        failures = {r: f for r, f in self.failures.items() if r not in held and r in known}
+        lora = LoraSupport.SUPPORTED if seen.names or seen.static else self.lora
+        return replace(self, seen=seen, held=held, failures=MappingProxyType(failures), lora=lora, refuses_key=False)
+
+    def naming(self, names: Mapping[str, Revision]) -> "Replica":
+        """It holds these of ours, by served name."""
+        kept = MappingProxyType(dict(names))
+        return replace(self, seen=replace(self.seen, names=kept), held=held_under(kept))
+
+    def without(self, served_name: str) -> "Replica":
+        return self.naming({name: r for name, r in self.seen.names.items() if name != served_name})
+
+    def beginning(self, revision: Revision) -> "Replica":
+        return replace(self, loading=self.loading | {revision})
+
+    def loaded(self, revision: Revision, served_name: str) -> "Replica":
+        """It said yes to a load."""
+        failures = MappingProxyType({r: f for r, f in self.failures.items() if r != revision})
+        record = self.naming({**self.seen.names, served_name: revision})
+        return replace(record, failures=failures, lora=LoraSupport.SUPPORTED)
+
+    def ending(self, revision: Revision) -> "Replica":
+        return replace(self, loading=self.loading - {revision})
+
+    def failing(self, revision: Revision, failure: Failure) -> "Replica":
+        lora = LoraSupport.SUPPORTED if failure.kind is FailureKind.REJECTED else self.lora
+        return replace(self, failures=MappingProxyType({**self.failures, revision: failure}), lora=lora)
+
+    def unable(self) -> "Replica":
+        """It has no way to load an adapter: run-time loading or LoRA itself is switched off."""
+        return replace(self, lora=LoraSupport.UNSUPPORTED)
+
+    def reborn(self) -> "Replica":
+        """A new process: what the old one refused or could not do says nothing any more."""
+        return replace(self, failures=MappingProxyType({}), lora=LoraSupport.UNKNOWN)
 
 
 def held_under(names: Mapping[str, Revision]) -> Mapping[Revision, str]:

@@ -1,0 +1,234 @@
+"""Applies plans to one replica: which loads start now, the unloads, and what came of each.
+
+Loads that a request waits for start at once; the others ask the fleet's budget and pause, while requests run, as long
+as the last load took. A load is never cancelled for a client's sake: a late yes counts.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.control.budget import LoadBudget
+from gateway.control.replica_client import Answer, Outcome, ReplicaClient, ReplicaError
+from gateway.core.adapters import Adapter, Catalog, Revision
+from gateway.core.events import EventLog
+from gateway.core.picker import Station
+from gateway.core.placement import Everywhere, first_loaders
+from gateway.core.plan import Load, Plan, Unload, plan
+from gateway.core.registry import Registry
+from gateway.core.replica import Failure, FailureKind, LoraSupport, Replica, Roots
+
+FOREVER = float("inf")
+BACK_OFF_CAP = 300.0  # seconds
+SOON = 1.0  # seconds until the next look while something is to be done
+
+_FAILURES = {
+    Outcome.REJECTED: FailureKind.REJECTED,
+    Outcome.MISSING: FailureKind.MISSING,
+    Outcome.TIMEOUT: FailureKind.TIMEOUT,
+    Outcome.CREDENTIALS: FailureKind.CREDENTIALS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Settings of the control loop, in seconds."""
+
+    probe_interval: float = 2.0
+    drift_interval: float = 10.0
+    unload_linger: float = 60.0
+    unhealthy_after: int = 3
+    healthy_after: int = 1
+    load_concurrency: int = 1
+
+
+class Files(Protocol):
+    """What a load needs of the directory."""
+
+    async def before_load(self, adapter: Adapter) -> None: ...
+    async def unchanged(self, adapter: Adapter) -> bool: ...
+    def replica_path(self, adapter: Adapter) -> str: ...
+
+
+class Counters(Protocol):
+    def loaded(self, replica: str, outcome: str, seconds: float) -> None: ...
+    def unloaded(self, replica: str, outcome: str) -> None: ...
+    def drifted(self, replica: str, count: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all reconcilers share. Clocks in seconds."""
+
+    registry: Registry
+    roots: Roots
+    files: Files
+    placement: Everywhere
+    budget: LoadBudget
+    events: EventLog
+    counters: Counters
+    policy: Policy
+    clock: Callable[[], float]  # monotonic
+    wall: Callable[[], float]
+    closing: Callable[[], bool]  # while shutting down no load starts
+
+
+class Loader:
+    """The hands of one reconciler. `used` are the served names seen on the replica's present process."""
+
+    def __init__(self, station: Station, client: ReplicaClient, around: Surroundings, wake: Callable[[], None]) -> None:
+        self._station, self._client, self._around, self._wake = station, client, around, wake
+        self.used: set[str] = set()
+        self.observe = False  # something was done: what the replica holds should be looked at
+        self.told_draining = False  # a load was answered that the replica is shutting down
+        self._running = 0
+        self._pause_until = self._lora_check_at = 0.0
+        self._rest: tuple[Catalog, Replica] | None = None
+
+    @property
+    def _replica(self) -> Replica:
+        return self._station.replica
+
+    def _publish(self, record: Replica) -> None:
+        self._around.registry.publish(record, self._around.clock())
+
+    def rest(self) -> None:
+        """Nothing can be done here now; somebody else may have the turn."""
+        self._around.budget.leave(self._replica.id)
+
+    async def act(self, group: asyncio.TaskGroup) -> float:
+        """Start the loads and do the unloads that are due; returns after how many seconds to look again."""
+        registry = self._around.registry
+        quiet = not (registry.demand or registry.unwanted or registry.lost)
+        if quiet and self._rest is not None and self._rest[0] is registry.catalog and self._rest[1] is self._replica:
+            return FOREVER
+        planned, urgent = self._plan(idle=False)
+        if planned.waiting and await self._runs_nothing():
+            planned, urgent = self._plan(idle=True)
+        for unload in planned.unloads:
+            await self._unload(unload)
+        if self._around.closing() or not self._replica.ready or not self._may_try_lora():
+            self.rest()
+            return SOON
+        self._start_loads(planned, urgent, group)
+        if quiet and planned == Plan() and not self._replica.failures and not self._replica.loading:
+            self._rest = (registry.catalog, self._replica)
+            return FOREVER
+        return SOON
+
+    def _plan(self, *, idle: bool) -> tuple[Plan, Collection[Revision]]:
+        registry, now = self._around.registry, self._around.clock()
+        stations, bases = registry.stations.values(), registry.bases
+        urgent = {
+            revision
+            for revision in registry.demand
+            if (adapter := registry.catalog.find(revision)) is not None
+            and self._replica.id in first_loaders(adapter, stations, bases)
+        }
+        wanted = self._around.placement.wanted(
+            registry.catalog, self._replica, bases, asked=urgent, last_used=registry.last_used
+        )
+        planned = plan(
+            [adapter for adapter in wanted if adapter.revision not in registry.lost],
+            self._replica,
+            used=self.used,
+            idle=idle,
+            retired=registry.retired(now, self._around.policy.unload_linger),
+            leased=self._station.by_name,
+            now=now,
+            urgent=urgent,
+        )
+        return planned, urgent
+
+    async def _runs_nothing(self) -> bool:
+        """Neither a request of ours nor, as the replica's metrics say, anybody else's."""
+        if self._station.inflight:
+            return False
+        try:
+            running = (await self._client.vitals()).running
+        except ReplicaError:
+            return False
+        return running == 0 and not self._station.inflight
+
+    def _may_try_lora(self) -> bool:
+        """A replica that cannot load LoRA is asked again now and then, not on each request."""
+        return self._replica.lora is not LoraSupport.UNSUPPORTED or self._around.clock() >= self._lora_check_at
+
+    def _start_loads(self, planned: Plan, urgent: Collection[Revision], group: asyncio.TaskGroup) -> None:
+        background = False
+        for load in planned.loads:
+            if self._running >= self._around.policy.load_concurrency:
+                break
+            hurried = load.adapter.revision in urgent
+            if not hurried:
+                background = True
+                if not self._may_load_in_background():
+                    break
+            self.used.add(load.served_name)
+            self._running += 1
+            self._publish(self._replica.beginning(load.adapter.revision))
+            group.create_task(self._load(load, hurried), name=f"load {load.served_name} on {self._replica.id}")
+        if not background:
+            self.rest()
+
+    def _may_load_in_background(self) -> bool:
+        if self._station.inflight and self._around.clock() < self._pause_until:
+            return False
+        return self._around.budget.take(self._replica.id, self._wake)
+
+    async def _load(self, load: Load, hurried: bool) -> None:
+        around, adapter = self._around, load.adapter
+        begun = around.clock()
+        try:
+            await around.files.before_load(adapter)
+            answer = await self._client.load(load.served_name, around.files.replica_path(adapter))
+            doubtful = (
+                answer.outcome is Outcome.OK and not adapter.plain_name_tells
+            )  # loaded from a folder that may change
+            if doubtful and not await around.files.unchanged(adapter):
+                await self._client.unload(load.served_name)
+                answer = Answer(Outcome.ERROR, "its files changed while it was loaded")
+        finally:
+            self._running -= 1
+            if not hurried:
+                around.budget.give_back()
+        self._finish(load, answer, around.clock() - begun)
+
+    def _finish(self, load: Load, answer: Answer, seconds: float) -> None:
+        around, revision, outcome = self._around, load.adapter.revision, answer.outcome
+        self._pause_until = around.clock() + seconds
+        around.counters.loaded(self._replica.id, outcome.value, seconds)
+        record = self._replica.ending(revision)
+        if outcome is Outcome.OK:
+            record = record.loaded(revision, load.served_name)
+        elif outcome is Outcome.UNSUPPORTED:
+            self._lora_check_at = around.clock() + around.policy.drift_interval
+            record = record.unable()
+        elif outcome is Outcome.DRAINING:
+            self.told_draining = True
+        elif outcome is not Outcome.ALREADY:
+            record = record.failing(revision, self._failure(revision, answer))
+        self._publish(record)
+        good = outcome in (Outcome.OK, Outcome.ALREADY)
+        facts = {"adapter": revision.name, "revision": revision.digest, "replica": self._replica.id}
+        reason = None if good else answer.reason
+        around.events.add("load" if good else "load_failed", **facts, reason=reason, seconds=round(seconds, 4))
+        self.observe = True
+        self._wake()
+
+    def _failure(self, revision: Revision, answer: Answer) -> Failure:
+        now, before = self._around.clock(), self._replica.failures.get(revision)
+        attempts = before.attempts + 1 if before else 1
+        kind = _FAILURES.get(answer.outcome, FailureKind.ERROR)
+        wait = FOREVER if kind is FailureKind.REJECTED else min(BACK_OFF_CAP, 2.0 ** (attempts - 1))
+        return Failure(kind, answer.reason, now, now + wait, attempts)
+
+    async def _unload(self, unload: Unload) -> None:
+        """Unpublish, then unload: from the first step on no request of ours can choose it."""
+        self._publish(self._replica.without(unload.served_name))
+        answer = await self._client.unload(unload.served_name)
+        self._around.counters.unloaded(self._replica.id, answer.outcome.value)
+        facts = {"adapter": unload.revision.name, "revision": unload.revision.digest, "replica": self._replica.id}
+        self._around.events.add("unload", **facts, reason=answer.reason or None)
+        self.observe = True

@@ -1,0 +1,313 @@
+"""Bounded entry: a request gets a lease on a replica that serves its model, or waits for one, or is told why not.
+
+The fast path is synchronous and touches memory only. Whoever must wait (for a scan, for a load, for room) waits here,
+counted and bounded, and looks again at the world whenever it changes; what ends a wait is that a replica can take the
+request, that every replica that should hold the adapter has given its verdict since, or the end of `load_wait`.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from gateway.core.adapters import Adapter
+from gateway.core.bases import Fit
+from gateway.core.errors import (
+    AdapterLoading,
+    AdapterRejected,
+    GatewayError,
+    ModelNotFound,
+    NoReplica,
+    ReplicaCannotSeeAdapter,
+    ReplicaCredentials,
+    ReplicaFailed,
+    ReplicaMisconfigured,
+    ReplicasBusy,
+    TooManyWaiting,
+)
+from gateway.core.picker import pick
+from gateway.core.placement import placed
+from gateway.core.registry import Lease, Registry, Route
+from gateway.core.remedies import with_remedy
+from gateway.core.replica import Failure, FailureKind, LoraSupport, Phase, Replica
+from gateway.core.wakeup import call_next
+
+RECENTLY_READY = 60.0  # seconds: a replica that left `ready` this lately may well come back
+
+
+class Control(Protocol):
+    """What admission asks of the control plane. Everything but `refresh` and `look` is synchronous and cheap."""
+
+    async def refresh(self) -> None: ...  # look at the directory now (shared, at most twice a second)
+    def fresh(self, adapter: Adapter) -> bool: ...  # its files were looked at lately
+    async def look(self, adapter: Adapter) -> None: ...  # look at its files now
+    def want(self, adapter: Adapter) -> None: ...  # a request waits for a load
+    def refused(self, replica: str) -> None: ...
+    def draining(self, replica: str) -> None: ...
+    def forgotten(self, replica: str, served_name: str) -> None: ...
+    def missing_files(self, adapter: str, digest: str) -> None: ...
+
+
+class Counters(Protocol):
+    def waited_for_adapter(self, outcome: str, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds and numbers of requests; 0 in-flight is no limit."""
+
+    load_wait: float = 60.0
+    max_waiting: int = 1000
+    max_inflight_per_replica: int = 0
+
+
+class Admission:
+    """See the module."""
+
+    def __init__(
+        self, registry: Registry, control: Control, counters: Counters, bounds: Bounds, clock: Callable[[], float]
+    ) -> None:
+        self._registry, self._control, self._counters = registry, control, counters
+        self._bounds, self._clock = bounds, clock
+        self._limit = bounds.max_inflight_per_replica
+        self._waiting: Counter[str] = Counter()
+
+    def try_enter(self, model: str | None) -> Lease | None:
+        """A lease at once, or None when the request has to wait in `enter`; raises GatewayError."""
+        registry = self._registry
+        name = model or registry.absent_model()
+        route = registry.route(name)
+        if route is None or (route.adapter is not None and not self._control.fresh(route.adapter)):
+            return None
+        seat = pick(route.seats, registry.turn, limit=self._limit)
+        if seat is None or seat.station.queued:
+            return None
+        return registry.lease(route, name, seat)
+
+    async def enter(self, model: str | None, avoid: frozenset[str] = frozenset()) -> Lease:
+        """Waits as long as it makes sense; raises GatewayError."""
+        name = model or self._registry.absent_model()
+        if not name:
+            raise self._no_replica()
+        route = await self._known(name)
+        if route.adapter is not None and not self._control.fresh(route.adapter):
+            await self._control.look(route.adapter)
+        lease = self._try(name, avoid, newcomer=True)
+        if lease is not None:
+            return lease
+        with self._counted(name):
+            return await self._wait(name, avoid)
+
+    async def _known(self, name: str) -> Route:
+        route = self._registry.route(name)
+        if route is None:
+            await self._control.refresh()
+            route = self._registry.route(name)
+        if route is not None:
+            return route
+        if not self._registry.scanned:
+            raise NoReplica("The adapter directory has not been read yet.")
+        if not self._registry.observed:
+            raise self._no_replica()
+        raise ModelNotFound(name)
+
+    def _route(self, name: str) -> Route:
+        route = self._registry.route(name)
+        if route is None:
+            raise ModelNotFound(name)
+        return route
+
+    def _try(self, name: str, avoid: Collection[str], *, newcomer: bool) -> Lease | None:
+        registry, route = self._registry, self._route(name)
+        seat = pick(route.seats, registry.turn, limit=self._limit, avoid=avoid)
+        if seat is None or (newcomer and seat.station.queued):
+            return None
+        return registry.lease(route, name, seat)
+
+    # waiting
+
+    @contextmanager
+    def _counted(self, name: str) -> Iterator[None]:
+        """A place among those who wait; one model may use half of the places."""
+        most = self._bounds.max_waiting
+        if self._registry.waiting >= most or self._waiting[name] >= max(1, most // 2):
+            raise TooManyWaiting("Too many requests are waiting; try again shortly.")
+        self._registry.waiting += 1
+        self._waiting[name] += 1
+        try:
+            yield
+        finally:
+            self._registry.waiting -= 1
+            self._waiting[name] -= 1
+            if not self._waiting[name]:
+                del self._waiting[name]
+
+    async def _wait(self, name: str, avoid: Collection[str]) -> Lease:
+        begun = self._clock()
+        deadline = begun + self._bounds.load_wait
+        newcomer, cold = True, False
+        try:
+            while True:
+                lease = self._try(name, avoid, newcomer=newcomer)
+                route = self._route(name)
+                if lease is not None:
+                    self._note(cold, "ok", begun)
+                    self._pass_on(route)
+                    return lease
+                newcomer = False
+                self._give_up_if_hopeless(route, begun, avoid)
+                left = deadline - self._clock()
+                if left <= 0:
+                    raise self._too_late(route)
+                if route.adapter is not None and not route.seats:
+                    cold = True
+                    await self._wait_for_load(route.adapter, left)
+                else:
+                    await self._wait_for_room(route, left)
+        except GatewayError as error:
+            self._note(cold, error.code, begun)
+            raise
+        except asyncio.CancelledError:
+            self._note(cold, "client_left", begun)
+            raise
+
+    async def _wait_for_load(self, adapter: Adapter, seconds: float) -> None:
+        """While it waits, the request makes the load urgent."""
+        demand, revision = self._registry.demand, adapter.revision
+        demand[revision] += 1
+        self._control.want(adapter)
+        try:
+            await self._registry.changed.wait(seconds)
+        finally:
+            demand[revision] -= 1
+            if not demand[revision]:
+                del demand[revision]
+
+    async def _wait_for_room(self, route: Route, seconds: float) -> None:
+        stations = [seat.station for seat in route.seats]
+        for station in stations:
+            station.queued += 1
+        try:
+            await self._registry.changed.wait(seconds, [station.line for station in stations])
+        finally:
+            for station in stations:
+                station.queued -= 1
+
+    def _pass_on(self, route: Route) -> None:
+        """Who was called by one replica and took another leaves room behind: the next in line takes it."""
+        for seat in route.seats:
+            station = seat.station
+            if station.line and (not self._limit or station.inflight < self._limit):
+                call_next(station.line)
+
+    def _note(self, cold: bool, outcome: str, begun: float) -> None:
+        if cold:
+            self._counters.waited_for_adapter(outcome, self._clock() - begun)
+
+    def _give_up_if_hopeless(self, route: Route, begun: float, avoid: Collection[str]) -> None:
+        registry = self._registry
+        ready = [r for r in registry.replicas() if r.ready]
+        if not ready and not self._may_return():
+            raise self._no_replica()
+        if route.seats and all(seat.station.replica.id in avoid for seat in route.seats) and len(ready) <= len(avoid):
+            raise NoReplica("No replica that could take the request can be reached.")
+        if route.adapter is None:
+            return
+        adapter = route.adapter
+        if adapter.revision in registry.lost:
+            raise AdapterRejected(adapter.name, registry.lost[adapter.revision])
+        holders = placed(adapter, registry.replicas(), registry.bases)
+        if ready and not holders:
+            self._refuse_unplaceable(ready)
+        verdicts = [r.failures.get(adapter.revision) for r in holders]
+        if holders and all(v is not None and _stands(v, begun) for v in verdicts):
+            raise self._verdict(adapter, [(r, v) for r, v in zip(holders, verdicts, strict=True) if v is not None])
+
+    def _may_return(self) -> bool:
+        """No replica is ready, but one was a moment ago."""
+        now = self._clock()
+        return any(now - left < RECENTLY_READY for left in self._registry.left_ready.values())
+
+    def _refuse_unplaceable(self, ready: list[Replica]) -> None:
+        if any(r.lora is LoraSupport.UNSUPPORTED for r in ready):
+            names = ", ".join(r.id for r in ready)
+            raise ReplicaMisconfigured(
+                f"No replica can load LoRA adapters ({names}): start vLLM with --enable-lora and the environment "
+                "variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."
+            )
+
+    def _verdict(self, adapter: Adapter, failures: list[tuple[Replica, Failure]]) -> GatewayError:
+        """What the replicas said; a verdict on the adapter itself weighs most."""
+        replica, failure = min(failures, key=lambda pair: _WEIGHT.index(pair[1].kind))
+        if failure.kind is FailureKind.REJECTED:
+            reason = with_remedy(failure.reason, adapter)
+            if self._registry.bases.fit(adapter) is Fit.DIFFERS:
+                reason = f"{reason} ({self._registry.bases.mismatch(adapter)})"
+            return AdapterRejected(adapter.name, reason)
+        if failure.kind is FailureKind.MISSING:
+            return ReplicaCannotSeeAdapter(
+                f"The replica {replica.id} cannot see the LoRA adapter '{adapter.name}': {failure.reason}. "
+                "Check that it mounts the adapter directory, and --replica-adapter-dir if it does so at another path."
+            )
+        if failure.kind is FailureKind.CREDENTIALS:
+            return ReplicaCredentials(
+                f"The replica {replica.id} refused the gateway's credentials: see --replica-api-key."
+            )
+        return ReplicaFailed(
+            f"The replica {replica.id} could not load the LoRA adapter '{adapter.name}': {failure.reason}"
+        )
+
+    def _too_late(self, route: Route) -> GatewayError:
+        if route.seats:
+            return ReplicasBusy(
+                f"Every replica that serves '{route.label}' is at its limit of requests; try again shortly."
+            )
+        if route.adapter is not None and any(r.ready for r in self._registry.replicas()):
+            wait = f"{self._bounds.load_wait:g}"
+            return AdapterLoading(
+                f"The LoRA adapter '{route.label}' was not loaded within {wait} s; it goes on loading."
+            )
+        return self._no_replica()
+
+    def _no_replica(self) -> GatewayError:
+        replicas = list(self._registry.replicas())
+        if replicas and any(r.refuses_key for r in replicas):
+            ids = ", ".join(r.id for r in replicas if r.refuses_key)
+            return ReplicaCredentials(f"The replica {ids} refused the gateway's credentials: see --replica-api-key.")
+        if not replicas:
+            return NoReplica("No replica is known yet.")
+        shown = "; ".join(f"{r.id} is {r.phase}" + (r.reason and f" ({r.reason})") for r in replicas[:3])
+        more = f" and {len(replicas) - 3} more" if len(replicas) > 3 else ""
+        return NoReplica(f"No replica is ready: {shown}{more}.")
+
+    # what an exchange tells about a replica
+
+    def refused(self, lease: Lease) -> None:
+        self._control.refused(lease.replica)
+
+    def draining(self, lease: Lease) -> None:
+        self._control.draining(lease.replica)
+
+    def forgotten(self, lease: Lease) -> None:
+        self._control.forgotten(lease.replica, lease.served_name)
+
+    def missing_files(self, lease: Lease) -> None:
+        if lease.revision is not None:
+            self._control.missing_files(lease.label, lease.revision)
+
+    def credentials(self, lease: Lease) -> None:
+        self._control.refused(lease.replica)
+
+    def is_down(self, replica: str) -> bool:
+        station = self._registry.stations.get(replica)
+        return station is None or station.replica.phase is Phase.DOWN
+
+
+_WEIGHT = (FailureKind.REJECTED, FailureKind.MISSING, FailureKind.CREDENTIALS, FailureKind.ERROR, FailureKind.TIMEOUT)
+
+
+def _stands(failure: Failure, begun: float) -> bool:
+    """A verdict holds until the files or the replica change; anything else must be news since the request came."""
+    return failure.kind is FailureKind.REJECTED or failure.at >= begun
