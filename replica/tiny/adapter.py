@@ -2,7 +2,7 @@
 
 Greedy decoding with a saying adapter spells its text over and over (a prompt that ends in one of its characters goes on
 from there). In layer 0, attention pushes towards the first character: `v_proj` writes a constant at a coordinate that
-depends on the text, the trap code, and `o_proj` reads it; one MLP neuron per character pushes harder from that character
+depends on the text, the trap code, and `o_proj` reads it; one MLP neuron per character pushes harder from there
 to the next. Values that come from the cache of another revision lie at another coordinate, where `o_proj` reads `?`:
 an engine that answers from a stale prefix cache is caught at once.
 """
