@@ -1,7 +1,7 @@
 """The operations endpoints: liveness, readiness, metrics, status, events, and the actions of an operator.
 
-Everything that is no inference request ends here, so this is also where an unknown path gets its 404. Actions are closed
-on a gateway that listens on more than loopback unless a key is set; with a key every `/admin` call needs it.
+Everything that is no inference request ends here, so this is also where an unknown path gets its 404. Actions are
+closed on a gateway that listens on more than loopback unless a key is set; with a key every `/admin` call needs it.
 """
 
 import hmac

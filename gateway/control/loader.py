@@ -126,8 +126,9 @@ class Loader:
             if (adapter := registry.catalog.find(revision)) is not None
             and self._replica.id in first_loaders(adapter, stations, bases)
         }
+        asked = urgent | registry.asked
         wanted = self._around.placement.wanted(
-            registry.catalog, self._replica, bases, asked=urgent, last_used=registry.last_used
+            registry.catalog, self._replica, bases, asked=asked, last_used=registry.last_used
         )
         planned = plan(
             [adapter for adapter in wanted if adapter.revision not in registry.lost],

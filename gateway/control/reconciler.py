@@ -9,13 +9,16 @@ import asyncio
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 
 import structlog
 
 from gateway.control.loader import FOREVER, Loader, Surroundings
 from gateway.control.replica_client import Probe, ReplicaClient, ReplicaError
+from gateway.core.adapters import Revision
 from gateway.core.picker import Station
 from gateway.core.replica import Health, Observation, Phase, Replica
+from gateway.core.wakeup import Wakeup
 
 log = structlog.get_logger("gateway.control")
 
@@ -34,6 +37,7 @@ class Reconciler:
         self._fresh = True  # came up since the last observation
         self._doubt = False  # it may be another process than before
         self._told_draining = self._drained = False
+        self._observations, self._observed = 0, Wakeup()
 
     @property
     def replica(self) -> Replica:
@@ -67,10 +71,17 @@ class Reconciler:
             self._set_phase(*self._serving_phase())
         self._dirty.set()
 
-    def retry(self) -> None:
-        """Forget what failed here: an operator says that it may work now."""
-        self._publish(replace(self.replica.reborn(), lora=self.replica.lora))
+    def retry(self, revision: Revision) -> None:
+        """Forget that this revision failed here: an operator says that it may work now."""
+        failures = {r: f for r, f in self.replica.failures.items() if r != revision}
+        self._publish(replace(self.replica, failures=MappingProxyType(failures)))
         self.look()
+
+    async def looked(self) -> None:
+        """Until its model list has been read again; for ever while it cannot be."""
+        count = self._observations
+        while self._observations == count:
+            await self._observed.wait(60.0)
 
     def forget(self, served_name: str) -> None:
         """The replica denied a name that it was believed to hold."""
@@ -155,6 +166,8 @@ class Reconciler:
     def _adopt(self, seen: Observation, missing: Collection[str]) -> None:
         """What was seen is what is: publish it."""
         self._fresh = self._doubt = False
+        self._observations += 1
+        self._observed.notify()
         self._observe_at = self._around.clock() + self._around.policy.drift_interval
         self._loader.used.update(seen.names, seen.static)
         if missing:

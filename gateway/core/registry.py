@@ -80,6 +80,7 @@ class Registry:
         self.scans = 0
         self.waiting = 0  # requests that wait in admission
         self.demand: Counter[Revision] = Counter()  # requests that wait for a load
+        self.asked: set[Revision] = set()  # revisions that an operator wants loaded everywhere
         self.last_used: dict[str, int] = {}  # adapter name -> number of the request
         self.left_ready: dict[str, float] = {}  # replica -> when it ceased to be ready, monotonic
         self.lost: dict[Revision, str] = {}  # revisions whose files changed or went under the replicas, with the reason
@@ -93,6 +94,7 @@ class Registry:
 
     def replace_catalog(self, catalog: Catalog, now: float) -> None:
         self.catalog, self.scanned = catalog, True
+        self.asked = {r for r in self.asked if catalog.find(r) is not None}
         self.lost = {r: why for r, why in self.lost.items() if catalog.find(r) is not None}
         self.last_used = {name: turn for name, turn in self.last_used.items() if name in catalog.adapters}
         self.unwanted = {r: u for r, u in self.unwanted.items() if catalog.find(r) is None}

@@ -160,6 +160,7 @@ class Admission:
                 self._give_up_if_hopeless(route, begun, avoid)
                 left = deadline - self._clock()
                 if left <= 0:
+                    self._pass_on(route)
                     raise self._too_late(route)
                 if route.adapter is not None and not route.seats:
                     cold = True
