@@ -48,6 +48,7 @@ class Files(Protocol):
 
     async def before_load(self, adapter: Adapter) -> None: ...
     async def unchanged(self, adapter: Adapter) -> bool: ...
+    async def rescan(self) -> None: ...
     def replica_path(self, adapter: Adapter) -> str: ...
 
 
@@ -80,6 +81,7 @@ class Loader:
     def __init__(self, station: Station, client: ReplicaClient, around: Surroundings, wake: Callable[[], None]) -> None:
         self._station, self._client, self._around, self._wake = station, client, around, wake
         self.used: set[str] = set()
+        self.witnessed = False  # this gateway has watched the process since it started
         self.observe = False  # something was done: what the replica holds should be looked at
         self.told_draining = False  # a load was answered that the replica is shutting down
         self._running = 0
@@ -104,7 +106,7 @@ class Loader:
         if quiet and self._rest is not None and self._rest[0] is registry.catalog and self._rest[1] is self._replica:
             return FOREVER
         planned, urgent = self._plan(idle=False)
-        if planned.waiting and await self._runs_nothing():
+        if (planned.waiting or (planned.loads and not self.witnessed)) and await self._runs_nothing():
             planned, urgent = self._plan(idle=True)
         for unload in planned.unloads:
             await self._unload(unload)
@@ -135,6 +137,7 @@ class Loader:
             self._replica,
             used=self.used,
             idle=idle,
+            witnessed=self.witnessed,
             retired=registry.retired(now, self._around.policy.unload_linger),
             leased=self._station.by_name,
             now=now,
@@ -226,7 +229,12 @@ class Loader:
         return Failure(kind, answer.reason, now, now + wait, attempts)
 
     async def _unload(self, unload: Unload) -> None:
-        """Unpublish, then unload: from the first step on no request of ours can choose it."""
+        """Scan once more, unpublish, unload: from the second step on no request of ours can choose it."""
+        await self._around.files.rescan()
+        registry, leased = self._around.registry, self._station.by_name
+        linger = self._around.policy.unload_linger
+        if unload.revision not in registry.retired(self._around.clock(), linger) or leased.get(unload.served_name):
+            return
         self._publish(self._replica.without(unload.served_name))
         answer = await self._client.unload(unload.served_name)
         self._around.counters.unloaded(self._replica.id, answer.outcome.value)

@@ -35,6 +35,7 @@ class Reconciler:
         self._probe_at = self._observe_at = 0.0
         self._started_at: float | None = None  # of the present process, as its metrics say
         self._fresh = True  # came up since the last observation
+        self._was_away = False  # it did not answer before it came up
         self._doubt = False  # it may be another process than before
         self._told_draining = self._drained = False
         self._observations, self._observed = 0, Wakeup()
@@ -142,7 +143,7 @@ class Reconciler:
         if self._health.up:
             self._fresh = self._fresh or not was_up
             return
-        self._fresh, self._told_draining = True, False
+        self._fresh, self._was_away, self._told_draining = True, True, False
         gone = probe.refused or was_up or self.replica.phase is not Phase.STARTING
         if not probe.ok:
             self._set_phase(Phase.DOWN if gone else Phase.STARTING, probe.reason)
@@ -165,7 +166,7 @@ class Reconciler:
 
     def _adopt(self, seen: Observation, missing: Collection[str]) -> None:
         """What was seen is what is: publish it."""
-        self._fresh = self._doubt = False
+        self._fresh = self._doubt = self._was_away = False
         self._observations += 1
         self._observed.notify()
         self._observe_at = self._around.clock() + self._around.policy.drift_interval
@@ -185,6 +186,8 @@ class Reconciler:
             started_at = None
         if started_at == self._started_at if started_at is not None else not self._fresh:
             return
+        young = started_at is not None and self._around.wall() - started_at < self._around.policy.unload_linger
+        self._loader.witnessed = self._was_away or young  # a name that was loaded stays at least the linger time
         self._started_at, self._told_draining = started_at, False
         self._loader.used.clear()
         self._publish(self.replica.reborn())

@@ -33,15 +33,19 @@ class Plan:
     waiting: tuple[Revision, ...] = ()
 
 
-def served_name(adapter: Adapter, replica: Replica, used: Collection[str], *, idle: bool) -> str | None:
+def served_name(
+    adapter: Adapter, replica: Replica, used: Collection[str], *, idle: bool = False, witnessed: bool = True
+) -> str | None:
     """The name to load `adapter` under; None when there is none until the replica runs nothing.
 
-    `used` are the names this gateway has seen on the replica's present process, `idle` says that it runs no request.
+    `used` are the names this gateway has seen on the replica's present process, `idle` says that it runs no request,
+    `witnessed` that this gateway has watched it since it started: else the plain name may have meant something else.
     """
     present = {*replica.seen.names, *replica.seen.static, *replica.base_models}
     plain, pinned = adapter.name, str(adapter.revision)
     other_held = any(revision.name == adapter.name for revision in replica.seen.names.values())
-    if adapter.plain_name_tells and not other_held and plain not in present and plain not in used:
+    unused = plain not in used and (witnessed or idle)
+    if adapter.plain_name_tells and not other_held and plain not in present and unused:
         return plain
     if pinned not in present and (pinned not in used or idle):
         return pinned
@@ -65,6 +69,7 @@ def plan(
     *,
     used: Collection[str] = (),
     idle: bool = False,
+    witnessed: bool = True,
     retired: Collection[Revision] = (),
     leased: Mapping[str, int] | None = None,
     now: float = 0.0,
@@ -80,7 +85,7 @@ def plan(
         revision = adapter.revision
         if revision in replica.held or revision in replica.loading or not due(adapter, replica, now, urgent):
             continue
-        name = served_name(adapter, replica, used, idle=idle)
+        name = served_name(adapter, replica, used, idle=idle, witnessed=witnessed)
         if name is None:
             waiting.append(revision)
         else:
