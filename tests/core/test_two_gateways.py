@@ -20,7 +20,7 @@ from gateway.core.replica import LoraSupport, ModelEntry, Observation, Phase, Re
 ROOTS = Roots("/adapters", "/adapters/.lora-gateway")
 BASE = ModelEntry("base", "/models/base", None)
 LINGER, DRIFT, SCAN = 60.0, 10.0, 5.0
-NAMES = ("sql", "poet")
+NAMES = ("sql", "sql", "poet")  # mostly one, so that its history grows long
 REPLICAS = ("r1:8000", "r2:8000")
 
 
@@ -273,3 +273,21 @@ class TwoGateways(RuleBasedStateMachine):
 
 TestTwoGateways = TwoGateways.TestCase
 TestTwoGateways.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_a_restarted_gateway_gives_no_plain_name_a_second_meaning_while_a_request_runs() -> None:
+    world = TwoGateways()
+    world.put("sql")
+    world.scan(0)
+    world.act(0, "r1:8000", 0)
+    world.request(0, "sql", 0)
+    assert world.engines["r1:8000"].running == ["sql"]
+    world.remove("sql")
+    world.time_passes(70.0)
+    world.act(1, "r1:8000", 0)  # the other gateway has no request of its own there: it unloads
+    assert world.engines["r1:8000"].held == {}
+    world.gateway_restarts(1)
+    world.put("sql")
+    world.scan(1)
+    world.act(1, "r1:8000", 0)
+    assert list(world.engines["r1:8000"].held) == [str(world.directory["sql"].revision)]
