@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway import settings_kinds as kinds
+from gateway.core.addresses import Address
 from gateway.settings_kinds import Kind, Secret
 
 ENV_PREFIX = "LORA_GATEWAY_"
@@ -112,7 +113,7 @@ class Settings:
         "Before forwarding, an adapter's files are looked at, at most this often.",
     )
 
-    replica: tuple[str, ...] = setting(REPLICAS, kinds.url(), (), "A vLLM replica. Repeatable.", many=True)
+    replica: tuple[Address, ...] = setting(REPLICAS, kinds.url(), (), "A vLLM replica. Repeatable.", many=True)
     replicas_file: Path | None = setting(
         REPLICAS,
         kinds.file(),

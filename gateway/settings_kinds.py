@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+
+from gateway.core.addresses import Address
 
 YEAR = 31_536_000
 _UNITS = {"": 1, "b": 1, "k": 2**10, "kib": 2**10, "m": 2**20, "mib": 2**20, "g": 2**30, "gib": 2**30}
 _YES = frozenset({"true", "yes", "on", "1"})
 _NO = frozenset({"false", "no", "off", "0"})
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?|\[[0-9A-Fa-f:.]+\]")
 
 
 class Secret:
@@ -208,27 +208,14 @@ def host() -> Kind:
 
 
 def url() -> Kind:
-    """A replica's address, normalised to `scheme://host:port`."""
-    allowed = "http://HOST:PORT or https://HOST:PORT, without a path"
+    """A replica's address."""
+    allowed = "http://HOST:PORT or https://HOST:PORT"
 
-    def parse(value: object, _: Path) -> str:
-        text = _text(value, allowed)
-        if "://" not in text:
-            raise ValueError(f"{allowed} (the scheme is missing)")
+    def parse(value: object, _: Path) -> Address:
         try:
-            parts = urlsplit(text)
-            port = parts.port
-        except ValueError:
-            raise ValueError(allowed) from None
-        if "@" in parts.netloc:
-            raise ValueError(f"{allowed}, without a user and password (a key goes into replica-api-key)")
-        if parts.path not in ("", "/") or "?" in text or "#" in text:
-            raise ValueError(f"{allowed} (the gateway adds /v1 and the rest itself)")
-        name = parts.hostname or ""
-        name = f"[{name}]" if ":" in name else name
-        if parts.scheme not in ("http", "https") or port == 0 or not _HOST.fullmatch(name):
-            raise ValueError(allowed)
-        return f"{parts.scheme}://{name}:{port or (443 if parts.scheme == 'https' else 80)}"
+            return Address.parse(_text(value, allowed))
+        except ValueError as error:
+            raise ValueError(allowed if str(error) == allowed else f"{allowed}: {error}") from None
 
     return Kind("URL", allowed, parse)
 

@@ -170,7 +170,7 @@ def _cross_check(settings: Settings, given: Mapping[str, object]) -> None:
     if not any(getattr(settings, name) for name in sources):
         flags = ", ".join(row.flag for row in TABLE if row.field in sources and row.built is None)
         raise SettingsError(f"no replica is named: give at least one of {flags}")
-    places = Counter(url.split("://", 1)[1] for url in settings.replica)
+    places = Counter(address.id for address in settings.replica)
     for place, count in places.items():
         if count > 1:
             raise SettingsError(f"replica: {place} is named {count} times, each replica may be named once")
