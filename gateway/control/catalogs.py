@@ -1,0 +1,186 @@
+"""Keeps the registry's catalog true to the directory, and takes revisions out of use whose files changed after a load.
+
+The only writer of the catalog. What the guard finds lost is looked at again until its files are whole or it has left the
+catalog. Unused snapshots go only when every known replica was just seen not to hold them.
+"""
+
+import asyncio
+import posixpath
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from gateway.control.directory import Directory
+from gateway.control.guard import Guard, Look
+from gateway.control.snapshots import Snapshots
+from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
+from gateway.core.events import EventLog
+from gateway.core.registry import Registry
+from gateway.metrics import Metrics
+
+log = structlog.get_logger("gateway.directory")
+RECHECK = 1.0  # seconds between looks at files that were lost
+CLEANING = 60.0  # seconds between looks for snapshots that nobody uses
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PathMap:
+    """The adapter directory on the gateway's side and on the replicas'."""
+
+    here: Path
+    there: str
+
+    def replica_path(self, path: str) -> str:
+        """Absolute, as the replicas see it: vLLM takes a relative path for the name of a repository."""
+        return posixpath.normpath(posixpath.join(self.there, posixpath.relpath(path, self.here)))
+
+
+class CatalogKeeper:
+    """See the module; it is also what the loaders ask about files."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        directory: Directory,
+        guard: Guard,
+        snapshots: Snapshots | None,
+        paths: PathMap,
+        events: EventLog,
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._registry, self._directory, self._guard, self._snapshots = registry, directory, guard, snapshots
+        self._paths, self._events, self._metrics, self._clock = paths, events, metrics, clock
+        self._changed: Callable[[], None] = lambda: None
+        self._spawn: Spawn | None = None
+
+    async def run(self, changed: Callable[[], None], spawn: Spawn) -> None:
+        """Follow the directory; `changed` is called after each new catalog, `spawn` starts a task of the control loop."""
+        self._changed, self._spawn = changed, spawn
+        async for catalog in self._directory.catalogs():
+            self._take(catalog)
+
+    async def refresh(self) -> None:
+        """For a request that names what nobody knows: look now, together with all who ask, at most twice a second."""
+        self._take(await self._directory.refresh())
+
+    async def scan(self) -> None:
+        """An operator's scan, at once."""
+        self._take(await self._directory.rescan())
+
+    def _take(self, catalog: Catalog) -> None:
+        self._registry.scans = self._directory.scans
+        old = self._registry.catalog
+        if catalog is old and self._registry.scanned:
+            return
+        self._registry.replace_catalog(catalog, self._clock())
+        self._tell(old, catalog)
+        self._changed()
+
+    def _tell(self, old: Catalog, new: Catalog) -> None:
+        """What people want to know of the difference, one event each."""
+        for name, adapter in new.adapters.items():
+            before = old.adapters.get(name)
+            if before is None or before.digest != adapter.digest:
+                kind = "adapter_added" if before is None else "adapter_changed"
+                self._events.add(kind, adapter=name, revision=adapter.digest)
+        for name in old.adapters.keys() - new.adapters.keys():
+            self._events.add("adapter_removed", adapter=name)
+            self._metrics.forget_adapter(name)
+        for name, rejected in new.rejected.items():
+            before_rejected = old.rejected.get(name)
+            if before_rejected is None or before_rejected.reason != rejected.reason:
+                self._events.add(f"adapter_{rejected.state}", adapter=name, reason=rejected.reason)
+                if rejected.state is RejectedState.INVALID:
+                    self._metrics.found_invalid(rejected.code)
+        if new.trouble and new.trouble != old.trouble:
+            self._events.add("directory_trouble", reason=new.trouble)
+
+    # for the loaders
+
+    async def before_load(self, adapter: Adapter) -> None:
+        """Note that the snapshot is used, so that nobody removes it; a failure is no reason not to load."""
+        if self._snapshots is not None and adapter.plain_name_tells:
+            try:
+                await asyncio.to_thread(self._snapshots.touch, adapter.revision)
+            except OSError as error:
+                log.warning("cannot mark a snapshot as used", adapter=adapter.name, reason=error.strerror)
+
+    async def unchanged(self, adapter: Adapter) -> bool:
+        """Digest the files once more: they were loaded from a folder that may change."""
+        return await asyncio.to_thread(self._directory.verify, adapter)
+
+    async def rescan(self) -> None:
+        await self.refresh()
+
+    def replica_path(self, adapter: Adapter) -> str:
+        return self._paths.replica_path(adapter.load_path)
+
+    # the guard
+
+    def fresh(self, adapter: Adapter) -> bool:
+        return self._guard.fresh(adapter)
+
+    async def look(self, adapter: Adapter) -> None:
+        if await self._guard.look(adapter) in (Look.CHANGED, Look.GONE):
+            self.lose(adapter.revision, "its files changed or vanished after it was loaded")
+
+    def lose(self, revision: Revision, reason: str) -> None:
+        """Take a revision out of use until its files were found whole again."""
+        adapter = self._registry.catalog.find(revision)
+        if adapter is None or revision in self._registry.lost or self._spawn is None:
+            return
+        self._registry.lose(revision, reason)
+        self._events.add("adapter_lost", adapter=revision.name, revision=revision.digest, reason=reason)
+        self._changed()
+        self._spawn(self._recheck(revision), f"look for {revision}")
+
+    async def _recheck(self, revision: Revision) -> None:
+        while revision in self._registry.lost:
+            self._take(await self._directory.rescan())
+            adapter = self._registry.catalog.find(revision)
+            if adapter is None:
+                return
+            if await self.unchanged(adapter):
+                self._guard.forget(adapter)
+                self._registry.recover(revision)
+                self._events.add("adapter_recovered", adapter=revision.name, revision=revision.digest)
+                self._changed()
+                return
+            await asyncio.sleep(RECHECK)
+
+    # snapshots that nobody uses
+
+    async def clean(self, look_all: Callable[[], Awaitable[bool]]) -> None:
+        """Now and then remove old snapshots, when every known replica has just been seen."""
+        if self._snapshots is None:
+            return
+        while True:
+            await asyncio.sleep(CLEANING)
+            if not await look_all():
+                continue
+            try:
+                await self._clean_once(self._snapshots, look_all)
+            except OSError as error:
+                log.warning("cannot remove old snapshots", reason=error.strerror)
+
+    async def _clean_once(self, snapshots: Snapshots, look_all: Callable[[], Awaitable[bool]]) -> None:
+        away = await asyncio.to_thread(snapshots.put_away, self._in_use())
+        if not away:
+            return
+        seen = await look_all()
+        in_use = self._in_use()
+        for revision in away:
+            if not seen or revision in in_use:
+                await asyncio.to_thread(snapshots.bring_back, revision)
+            else:
+                await asyncio.to_thread(snapshots.delete, revision)
+
+    def _in_use(self) -> set[Revision]:
+        current = {adapter.revision for adapter in self._registry.catalog.adapters.values()}
+        return current | self._registry.snapshots_in_use()
