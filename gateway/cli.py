@@ -7,11 +7,16 @@ setting. A user's mistake is one line on stderr, never a traceback.
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from gateway import __version__
 from gateway.cli_options import SectionedCommand, options
+
+if TYPE_CHECKING:
+    from gateway.settings_kinds import Secret
 
 PROGRAM = "lora-gateway"
 
@@ -73,6 +78,47 @@ The replicas need VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in their environment and
 )
 
 
+@commands.command(short_help="What a running gateway has where.")
+@click.option("--url", metavar="URL", envvar="LORA_GATEWAY_URL", default="http://127.0.0.1:8000", show_default=True)
+@click.option("--admin-api-key", "key", metavar="KEY", envvar="LORA_GATEWAY_ADMIN_API_KEY", help="The key, or @FILE.")
+@click.option("--json", "as_json", is_flag=True, help="The whole status document.")
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+def status(url: str, key: str | None, as_json: bool, watch: bool) -> int:
+    """Show the adapters and replicas of a running gateway: what is loaded where, and why something is not."""
+    from gateway.cli_status import status as show
+
+    return show(url.rstrip("/"), _key(key), as_json=as_json, watch=watch)
+
+
+def _key(text: str | None) -> "Secret | None":
+    from gateway.settings_kinds import key
+
+    if not text:
+        return None
+    try:
+        return cast("Secret", key().parse(text, Path.cwd()))
+    except ValueError as error:
+        raise click.UsageError(f"admin-api-key: the value must be {error}") from None
+
+
+@commands.command(short_help="A whole fleet on this machine, no GPU.")
+@click.option(
+    "--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True, help="Simulated or real."
+)
+@click.option("--replicas", metavar="N", type=click.IntRange(1, 16), help="How many [default 3, with vllm 2].")
+@click.option("--port", metavar="P", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--once", is_flag=True, help="Show what it does, then end: 0 when all went well, else 1.")
+def demo(engine: str, replicas: int | None, port: int, once: bool) -> int:
+    """Start replicas and a gateway on this machine, send requests, and show what happens.
+
+    With --engine sim the replicas are simulated and need nothing. With --engine vllm they are real vLLM servers on the
+    CPU with a tiny model; `make demo ENGINE=vllm` installs what they need.
+    """
+    from gateway.demo import run_demo
+
+    return run_demo(engine, replicas or (2 if engine == "vllm" else 3), port, once)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code."""
     try:
@@ -80,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         click.echo(f"{PROGRAM}: error: {' '.join(error.format_message().split())}", err=True)
         return error.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         return 130
     return result if isinstance(result, int) else 0
 

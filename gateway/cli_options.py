@@ -33,9 +33,8 @@ def described(row: Setting) -> str:
         facts.append(f"default {default_words(row)}")
     if row.kind.zero:
         facts.append(f"0 means {row.kind.zero}")
-    if row.built is not None:
-        works = ", ".join(str(value) for value in row.built if value is not None)
-        facts.append(f"only {works} is built so far" if works else "not built yet")
+    if row.limit:
+        facts.append(row.limit)
     return f"{row.help} [{'; '.join(facts)}]" if facts else row.help
 
 

@@ -47,6 +47,14 @@ class Setting:
     def env(self) -> str:
         return ENV_PREFIX + self.field.upper()
 
+    @property
+    def limit(self) -> str:
+        """What is not built of it; empty when all is."""
+        if self.built is None:
+            return ""
+        works = ", ".join(str(value) for value in self.built if value is not None)
+        return f"only {works} is built so far" if works else "not built yet"
+
 
 def setting(section: str, kind: Kind, default: Any, help: str, **more: Any) -> Any:
     row = Setting(section, kind, help, **more)

@@ -77,10 +77,7 @@ def _one(row: Setting, given: Given, value: object) -> object:
     except ValueError as error:
         raise SettingsError(f"{_naming(row, given, value)} must be {error}") from None
     if row.built is not None and result not in row.built:
-        works = ", ".join(str(value) for value in row.built if value is not None)
-        raise SettingsError(
-            f"{_naming(row, given, value)} is not built yet" + (f"; only {works} works" if works else "")
-        )
+        raise SettingsError(f"{_naming(row, given, value)}: {row.limit}")
     return result
 
 
