@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 import httpx
 import msgspec
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -138,16 +138,9 @@ def tables(document: Document) -> Group:
     )
     if gateway.reason:
         head.append(f"  {escaped(gateway.reason)}")
-    reasons = list(_reasons(document))
-    parts = [
-        head,
-        "",
-        _adapters(document.adapters),
-        "",
-        _replicas(document.replicas),
-        *([""] if reasons else []),
-        *reasons,
-    ]
+    parts: list[RenderableType] = [head, "", _adapters(document.adapters), "", _replicas(document.replicas)]
+    if reasons := list(_reasons(document)):
+        parts += ["", *reasons]
     return Group(*parts)
 
 
