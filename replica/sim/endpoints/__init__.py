@@ -1,0 +1,1 @@
+"""The shapes of vLLM's inference endpoints, one module per family."""
