@@ -11,8 +11,8 @@ from replica.sim.options import Faults, Options, parse_fault
 from replica.sim.replica import Sim
 
 DESCRIPTION = """\
-Simulated vLLM replicas: they load real adapter folders, refuse what vLLM 0.32 refuses, in its words, and answer with the
-text that the adapter says. No model, no GPU; many fit into one process, each with its own state."""
+Simulated vLLM replicas: they load real adapter folders, refuse what vLLM 0.32 refuses, in its words, and answer with
+the text that the adapter says. No model, no GPU; many fit into one process, each with its own state."""
 
 EPILOG = """\
 faults, as --fault NAME=VALUE from the start, or at run time on the replica's own port:

@@ -251,11 +251,12 @@ def _head(
         phrase = HTTPStatus(status).phrase
     except ValueError:
         phrase = ""
-    lines = [f"HTTP/1.1 {status} {phrase}", f"date: {formatdate(usegmt=True)}", "server: uvicorn", framing]
+    lines = [f"HTTP/1.1 {status} {phrase}", f"date: {formatdate(usegmt=True)}", "server: uvicorn"]
     if content_type is not None:
         lines.append(f"content-type: {content_type}")
     lines += [f"{name}: {value}" for name, value in headers]
     lines.append("vary: Origin")
     if close:
         lines.append("connection: close")
+    lines.append(framing)
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -98,7 +98,7 @@ async def _events(desk: Desk, task: Task, answer: _Answer) -> AsyncGenerator[byt
     def numbered(kind: str, content: dict[str, Any]) -> bytes:
         nonlocal number
         number += 1
-        return event({**content, "sequence_number": number - 1, "type": kind})
+        return event(dict(sorted({**content, "sequence_number": number - 1, "type": kind}.items())))
 
     place = {"item_id": answer.item_id, "output_index": 0}
     yield numbered("response.created", {"response": answer.begun()})
