@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 HELP = """\
 usage: python -m replica.serve MODEL [--cpu-lean] [any argument of `vllm serve` ...]
@@ -101,8 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem:
         print(f"replica.serve: {problem}", file=sys.stderr)
         return 2
+    return _become(wanted)
+
+
+def _become(wanted: Launch) -> NoReturn:
     sys.stdout.flush()
-    os.execve(wanted.command[0], list(wanted.command), dict(wanted.environment))
+    os.execvpe(wanted.command[0], list(wanted.command), dict(wanted.environment))
 
 
 def _flag(argument: str) -> str:

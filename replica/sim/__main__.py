@@ -150,7 +150,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="base model, then aliases; repeatable (default tiny)",
     )
-    add("--model-root", default=plain.model_root, help="`root` of the base model in the model list")
+    add(
+        "--model-root",
+        default=plain.model_root,
+        help="the base model's folder, `root` in the list; if it exists, adapters of another width are refused",
+    )
     add("--api-key", metavar="KEY", help="guards /v1 and /v2, nothing else, as vLLM's does")
     add("--no-runtime-lora", action="store_true", help="as without VLLM_ALLOW_RUNTIME_LORA_UPDATING: loads are 404")
     add("--no-enable-lora", action="store_true", help="as without --enable-lora: loads are 500")

@@ -17,6 +17,7 @@ LLAMA_MODULES = frozenset(
     ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens", "lm_head")
 )
 _PLAIN_STARTS = frozenset(("gaussian", "eva", "orthogonal", "mica", "lora_ga"))
+_FROM_RESIDUAL = tuple(f"{name}.lora_A.weight" for name in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
 _LARGEST_HEADER = 100_000_000
 
 
@@ -36,8 +37,8 @@ class Weights:
     chained: bool = False  # a prompt that ends in one of the text's characters goes on from there
 
 
-def read_adapter(folder: Path, *, max_rank: int) -> Weights:
-    """Raises AdapterMissing or AdapterRefused."""
+def read_adapter(folder: Path, *, max_rank: int, hidden: int | None = None) -> Weights:
+    """`hidden` is the base model's width, where it is known. Raises AdapterMissing or AdapterRefused."""
     try:
         config = json.loads((folder / "adapter_config.json").read_text())
     except FileNotFoundError as error:
@@ -47,7 +48,7 @@ def read_adapter(folder: Path, *, max_rank: int) -> Weights:
     if not isinstance(config, dict):
         raise AdapterRefused("list indices must be integers or slices, not str")
     _check_config(config, max_rank)
-    return _read_weights(folder, max_rank)
+    return _read_weights(folder, max_rank, hidden)
 
 
 def _check_config(config: dict[str, Any], max_rank: int) -> None:
@@ -92,7 +93,7 @@ def _unsupported_features(config: dict[str, Any]) -> list[str]:
     return reasons
 
 
-def _read_weights(folder: Path, max_rank: int) -> Weights:
+def _read_weights(folder: Path, max_rank: int, hidden: int | None) -> Weights:
     try:
         content = (folder / "adapter_model.safetensors").read_bytes()
     except FileNotFoundError:
@@ -102,7 +103,7 @@ def _read_weights(folder: Path, max_rank: int) -> Weights:
     header = _header(content)
     metadata = header.pop("__metadata__", None) or {}
     _check_modules(folder, header)
-    _check_shapes(header, max_rank)
+    _check_shapes(header, max_rank, hidden)
     say = metadata.get("say")
     return Weights(say, chained=True) if say else Weights(_text_of(content))
 
@@ -158,7 +159,7 @@ def _check_modules(folder: Path, header: dict[str, Any]) -> None:
         )
 
 
-def _check_shapes(header: dict[str, Any], max_rank: int) -> None:
+def _check_shapes(header: dict[str, Any], max_rank: int, hidden: int | None) -> None:
     if not header:
         raise AdapterRefused("")
     for name, entry in header.items():
@@ -166,8 +167,13 @@ def _check_shapes(header: dict[str, Any], max_rank: int) -> None:
             continue
         if name.replace(".lora_A.", ".lora_B.") not in header:
             raise AdapterRefused("unsupported operand type(s) for *=: 'NoneType' and 'float'")
-        if entry["shape"][0] > max_rank:
-            raise AdapterRefused(
-                f"The size of tensor a ({max_rank}) must match the size of tensor b ({entry['shape'][0]}) "
-                "at non-singleton dimension 0"
-            )
+        rank, width = entry["shape"]
+        if rank > max_rank:
+            raise _mismatch(max_rank, rank, 0)
+        if hidden is not None and width != hidden and name.endswith(_FROM_RESIDUAL):
+            raise _mismatch(hidden, width, 1)
+
+
+def _mismatch(expected: int, found: int, dimension: int) -> AdapterRefused:
+    sizes = f"The size of tensor a ({expected}) must match the size of tensor b ({found})"
+    return AdapterRefused(f"{sizes} at non-singleton dimension {dimension}")

@@ -7,6 +7,7 @@ and path, so new bytes under an old name and path answer from the old ones for p
 """
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -46,6 +47,7 @@ class Engine:
         self._options = options
         self._faults = faults
         self._died = died
+        self._hidden = _width(options.model_root)
         self.dead = False
         self.frozen = False
         self.running: set[Sequence] = set()
@@ -90,7 +92,9 @@ class Engine:
             await self._pause(self._options.load_seconds if seconds is None else seconds)
             if not self.mounted(lora.path):
                 raise AdapterMissing
-            weights = read_adapter(Path(lora.path).expanduser(), max_rank=self._options.max_lora_rank)
+            weights = read_adapter(
+                Path(lora.path).expanduser(), max_rank=self._options.max_lora_rank, hidden=self._hidden
+            )
         finally:
             self._loading = False
             self.notify()
@@ -176,3 +180,12 @@ class Engine:
                 return
         if self.dead:
             raise EngineDead
+
+
+def _width(model_root: str) -> int | None:
+    """The hidden size of the base model, if its folder is really there."""
+    try:
+        width = json.loads((Path(model_root) / "config.json").read_text())["hidden_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return width if isinstance(width, int) else None
