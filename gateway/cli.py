@@ -78,6 +78,32 @@ The replicas need VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in their environment and
 )
 
 
+@commands.command(short_help="Validate adapters offline.")
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--max-lora-rank", metavar="N", type=click.IntRange(1), help="What the replicas are started with.")
+@click.option("--base-model", metavar="NAME", help="What the replicas serve: warn about adapters of another one.")
+@click.option("--allow-pickle", is_flag=True, help="Accept adapter_model.bin, as `serve --allow-pickle` does.")
+@click.option("--adapter-depth", metavar="N", type=click.IntRange(1, 16), default=2, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="An array with one object for each adapter.")
+def check(
+    directory: Path,
+    max_lora_rank: int | None,
+    base_model: str | None,
+    allow_pickle: bool,
+    adapter_depth: int,
+    as_json: bool,
+) -> int:
+    """Look at every adapter in DIR as the gateway would, and say what is wrong with it and what to do.
+
+    Exit code 0: all are valid; 1: one is not. No replica is needed. DIR may also be one adapter.
+    """
+    from gateway.check import Check
+    from gateway.cli_check import check as show
+
+    checker = Check(max_lora_rank, base_model, allow_pickle, adapter_depth)
+    return show(Path(os.path.abspath(directory)), checker, as_json=as_json)  # noqa: PTH100 (links stay as written)
+
+
 @commands.command(short_help="What a running gateway has where.")
 @click.option("--url", metavar="URL", envvar="LORA_GATEWAY_URL", default="http://127.0.0.1:8000", show_default=True)
 @click.option("--admin-api-key", "key", metavar="KEY", envvar="LORA_GATEWAY_ADMIN_API_KEY", help="The key, or @FILE.")

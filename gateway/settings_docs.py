@@ -21,9 +21,9 @@ over the file, the file over the default.
 - The file is named by `--config FILE` or `LORA_GATEWAY_CONFIG`. In it `scan_interval` is the same key as
   `scan-interval`; a key that stands twice is an error.
 - A wrong value, an unknown key and an unknown `LORA_GATEWAY_` variable end the start with exit code 2 and one line that
-  names the setting, where the value came from and what is allowed. Variables that begin with `LORA_GATEWAY_VLLM_`
-  belong to the tests, and those that Kubernetes makes for a Service called `lora-gateway` are left alone
-  (`LORA_GATEWAY_PORT=tcp://...`, `LORA_GATEWAY_SERVICE_HOST`, ...).
+  names the setting, where the value came from and what is allowed. `LORA_GATEWAY_URL`,
+  `LORA_GATEWAY_CACHE` and `LORA_GATEWAY_VLLM_...` belong to other commands, and the variables that Kubernetes makes for
+  a Service called `lora-gateway` are left alone (`LORA_GATEWAY_PORT=tcp://...`, `LORA_GATEWAY_SERVICE_HOST`, ...).
 - An empty variable and a key without a value count as not set.
 - `--replica` may be given several times; in a variable the URLs are separated by commas or spaces, in the file they are
   a list.

@@ -19,8 +19,8 @@ import yaml
 from gateway.settings import ENV_PREFIX, TABLE, Setting, Settings
 
 CONFIG_ENV = ENV_PREFIX + "CONFIG"
-# Ours, but no settings of `serve`: the configuration file, the address `status` asks, and the tests' engine.
-_OTHER_ENV = re.compile(ENV_PREFIX + "(CONFIG|URL|VLLM_.*)")
+# Ours, but no settings of `serve`: the configuration file, the address `status` asks, the demo's and tests' engine.
+_OTHER_ENV = re.compile(ENV_PREFIX + "(CONFIG|URL|CACHE|VLLM_.*)")
 # A Kubernetes Service called lora-gateway gives every pod of its namespace variables with our prefix, even ..._PORT.
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_[0-9]+_(TCP|UDP|SCTP)(_[A-Z]+)?$")
 _SERVICE_PORT = re.compile(r"(tcp|udp|sctp)://")
