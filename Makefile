@@ -2,6 +2,7 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
+SOURCES := gateway replica tests
 ENGINE ?= sim
 PYTEST ?=
 
@@ -32,13 +33,15 @@ test-vllm: $(VENV)/.installed ## the contract and end-to-end tests on real vLLM 
 	@scripts/test-vllm $(PYTEST)
 
 check: $(VENV)/.installed ## format, lint, types
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	@failed=0; \
+	$(BIN)/ruff format --check $(SOURCES) || failed=1; \
+	$(BIN)/ruff check $(SOURCES) || failed=1; \
+	$(BIN)/mypy || failed=1; \
+	exit $$failed
 
 format: $(VENV)/.installed ## put the source into the form that `check` wants
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
 
 bench: $(VENV)/.installed ## what the gateway costs, beside other proxies (BENCH="..." goes to the benchmark)
 	@$(BIN)/python -m tests.bench $(BENCH)
