@@ -1,10 +1,14 @@
 """Error answers in the shapes of vLLM 0.32."""
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from replica.sim.http import Reply
+
+_BELOW_TOP = re.compile(r"/(?:home|lib|mnt|opt|root|srv|tmp|usr|var)(?:/[-.\w]+)+")
+_FILE = re.compile(r"(?:/[-\w]+)+/[-\w]+\.\w+")
 
 
 class Refused(Exception):
@@ -29,7 +33,7 @@ def error(status: int, kind: str, message: str, param: str | None = None) -> Ref
 
 
 def envelope(status: int, kind: str, message: str, param: str | None = None) -> dict[str, Any]:
-    return {"message": message, "type": kind, "param": param, "code": status}
+    return {"message": _without_paths(message), "type": kind, "param": param, "code": status}
 
 
 def internal(message: str) -> Refused:
@@ -62,6 +66,11 @@ def invalid(*problems: tuple[str, str, str, Any], context: dict[str, str] | None
 def unsupported_media() -> Refused:
     text = "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed"
     return error(400, "Bad Request", text)
+
+
+def _without_paths(message: str) -> str:
+    """vLLM hides paths below the usual top folders, and any path that ends in a file name with an extension."""
+    return _FILE.sub("<path>", _BELOW_TOP.sub("<path>", message)).strip()
 
 
 def _shown(value: Any) -> str:

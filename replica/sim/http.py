@@ -85,6 +85,17 @@ class HttpServer:
         while self.tasks:
             await asyncio.wait(set(self.tasks))
 
+    async def finish(self) -> None:
+        """Let what runs end, close every connection once its last bytes are out, and the listener with them."""
+        self.close_listener()
+        self.close_idle()
+        await self.idle()
+        self.close_idle()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 1
+        while self.connections and loop.time() < end:
+            await asyncio.sleep(0.01)
+
     async def closed(self) -> None:
         """Wait for what still answers, after `reset_all`."""
         await asyncio.gather(*self.tasks, return_exceptions=True)

@@ -148,12 +148,11 @@ class Sim:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.options.shutdown_timeout):
                     await self._http.idle()
+                    await self._http.finish()
         else:
             self._process.healthy = False
             self._process.engine.frozen = True
-            self._http.close_listener()
-            self._http.close_idle()
-            await self._http.idle()
+            await self._http.finish()
         self.kill()
 
     def _new_process(self) -> Process:
@@ -189,9 +188,7 @@ class Sim:
 
     async def _exit_after_death(self) -> None:
         await asyncio.sleep(self.options.exit_seconds)
-        self._http.close_listener()
-        self._http.close_idle()
-        await self._http.idle()
+        await self._http.finish()
         self._exit()
 
     def _exit(self) -> None:

@@ -25,6 +25,11 @@ def error(answer: httpx.Response) -> tuple[int, str, str, str | None]:
     return answer.status_code, body["error"]["type"], body["error"]["message"], body["error"]["param"]
 
 
+def shown(path: Path) -> str:
+    """A path in an error message: vLLM hides those below the usual top folders."""
+    return "<path>" if path.parts[1] in ("home", "mnt", "opt", "root", "srv", "tmp", "usr", "var") else str(path)
+
+
 async def test_a_load_is_answered_in_plain_text_without_a_content_type(client: Client, subject: Subject) -> None:
     name = new_name()
     answer = await client.load(name, subject.adapter("abc"))
@@ -57,7 +62,12 @@ async def test_a_path_without_an_adapter_is_not_found(client: Client, subject: S
     if what == "no config":
         (path / "adapter_model.safetensors").write_bytes(b"x" * 100)
     answer = await client.load(name, path)
-    assert error(answer) == (404, "NotFoundError", f"Loading lora {name} failed: No adapter found for {path}", None)
+    assert error(answer) == (
+        404,
+        "NotFoundError",
+        f"Loading lora {name} failed: No adapter found for {shown(path)}",
+        None,
+    )
 
 
 async def test_a_path_that_is_a_file_is_an_engine_error_with_errno(client: Client, subject: Subject) -> None:
@@ -132,7 +142,7 @@ async def test_a_broken_adapter_is_refused_by_the_engine_which_lives_on(
 async def test_an_adapter_without_weights_is_refused(client: Client, subject: Subject) -> None:
     folder = subject.adapter("abc")
     (folder / "adapter_model.safetensors").unlink()
-    message = f"{ENGINE}{folder} doesn't contain tensors"
+    message = f"{ENGINE}{shown(folder)} doesn't contain tensors"
     assert error(await client.load(new_name(), folder)) == (500, "InternalServerError", message, None)
 
 
@@ -148,7 +158,7 @@ async def test_unknown_modules_are_refused_and_named(client: Client, subject: Su
     _weights(folder, lambda content: _renamed(content, b"layers.1.mlp.up_proj", b"layers.1.mlp.uq_proj"))
     status, kind, message, _ = error(await client.load(new_name(), folder))
     assert (status, kind) == (500, "InternalServerError")
-    assert message.startswith(f"{ENGINE}While loading {folder}, expected target modules in {{")
+    assert message.startswith(f"{ENGINE}While loading {shown(folder)}, expected target modules in {{")
     assert "but received ['model.layers.1.mlp.uq_proj', 'model.layers.1.mlp.uq_proj']. Please verify" in message
 
 

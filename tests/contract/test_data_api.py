@@ -162,7 +162,7 @@ async def test_names_are_compared_whole(client: Client, abc: str, change: Any) -
     [
         pytest.param("/v1/chat/completions", {"max_tokens": 3}, "Bad Request", "body.messages", id="no-messages"),
         pytest.param("/v1/completions", {"model": 7, "prompt": "x"}, "Bad Request", "body.model", id="number-as-model"),
-        pytest.param("/v1/messages", {}, "Bad Request", "body.messages", id="empty-messages"),
+        pytest.param("/v1/messages", CHAT, "Bad Request", "body.model", id="messages-without-model"),
         pytest.param("/v1/chat/completions", [], "Bad Request", "body", id="list"),
         pytest.param("/v1/completions", {"prompt": "x" * 600}, "BadRequestError", "input_tokens", id="prompt-too-long"),
         pytest.param(

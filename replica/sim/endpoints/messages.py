@@ -18,7 +18,7 @@ _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 
 async def message(desk: Desk, request: Request) -> Reply | Stream:
     body = json_object(request)
-    require(body, "messages", "max_tokens")
+    require(body, "model", "messages", "max_tokens")
     model, prompt = _model(desk, body), _prompt(body)
     task = desk.task(
         model, prompt, whole_number(body, "max_tokens", None), stops_of({"stop": body.get("stop_sequences")})
@@ -42,7 +42,7 @@ async def message(desk: Desk, request: Request) -> Reply | Stream:
 
 async def count_tokens(desk: Desk, request: Request) -> Reply:
     body = json_object(request)
-    require(body, "messages")
+    require(body, "model", "messages")
     _model(desk, body)
     length = len(_prompt(body))
     return json_reply({"input_tokens": length, "context_management": {"original_input_tokens": length}})
