@@ -10,7 +10,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from enum import StrEnum
@@ -71,6 +71,8 @@ class HttpServer:
         self.connections: set[_Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     def __repr__(self) -> str:
         return f"<HttpServer listening={self._server is not None} connections={len(self.connections)}>"
@@ -91,10 +93,18 @@ class HttpServer:
         self.close_idle()
         await self.idle()
         self.close_idle()
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 1
-        while self.connections and loop.time() < end:
-            await asyncio.sleep(0.01)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await self._empty.wait()
+
+    def opened(self, connection: "_Connection") -> None:
+        self.connections.add(connection)
+        self._empty.clear()
+
+    def lost(self, connection: "_Connection") -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._empty.set()
 
     async def closed(self) -> None:
         """Wait for what still answers, after `reset_all`."""
@@ -134,10 +144,10 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._server.connections.add(self)
+        self._server.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.connections.discard(self)
+        self._server.lost(self)
         self._writable.set()
         self._stop_idle_timer()
         if self._task is not None:

@@ -55,7 +55,7 @@ async def test_an_adapter_whose_files_went_kills_the_engine_once_it_was_evicted(
         running.start()
         await running.healthy()
         assert [entry["id"] for entry in await client.models()] == ["tiny"]
-        assert await client.gauge("process_start_time_seconds") > started + 0.5
+        assert await client.gauge("process_start_time_seconds") > started
 
 
 async def test_behind_an_api_key_and_draining_after_sigterm(kind: str, model: Path, tmp_path: Path) -> None:
