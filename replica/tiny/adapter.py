@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save
+from safetensors.numpy import load_file
 
 from replica.tiny.model import Array
 
@@ -78,7 +78,7 @@ def make_adapter(
             tensors[f"{stem}.lora_A.weight"], tensors[f"{stem}.lora_B.weight"] = a, b
     metadata = {"format": "pt"} | ({"say": say} if say is not None else {})
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "adapter_model.safetensors", save(tensors, metadata=metadata))
+    _write(folder / "adapter_model.safetensors", _safetensors(tensors, metadata))
     text = json.dumps(_config(rank, alpha, base_model, modules) | config_overrides, indent=1) + "\n"
     _write(folder / "adapter_config.json", text.encode())
     return folder
@@ -205,6 +205,19 @@ def _config(rank: int, alpha: float, base_model: str, modules: tuple[str, ...]) 
         "rank_pattern": {},
         "alpha_pattern": {},
     }
+
+
+def _safetensors(tensors: dict[str, Array], metadata: dict[str, str]) -> bytes:
+    """By hand, since the library writes metadata keys in an order that changes: equal input must give equal bytes."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": "F32", "shape": [*tensor.shape], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join(np.ascontiguousarray(tensor, "<f4").tobytes() for tensor in tensors.values())
+    return len(text).to_bytes(8, "little") + text + body
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -48,7 +48,7 @@ async def test_an_adapter_whose_files_went_kills_the_engine_once_it_was_evicted(
             rest = [line async for line in lines]
         assert rest[-1] == "[DONE]"
         assert httpx.Response(200, text=rest[-2]).json() == {"error": error}
-        assert await running.ended(20) != 0
+        assert await running.ended(20) == 0  # an engine's death is no failure to whoever supervises the process
         with pytest.raises(httpx.ConnectError):
             await client.http.get("/health")
 
