@@ -86,7 +86,10 @@ async def _drains(client: Client, subject: Subject) -> None:
         subject.server.terminate()
 
         async def refuses() -> bool:
-            return (await client.complete(name, tokens=1)).status_code == 500
+            try:
+                return (await client.complete(name, tokens=1)).status_code == 500
+            except httpx.ReadError:
+                return False  # for some 50 ms a real one also resets new connections
 
         await until_true(refuses, 3)
         answer = await client.complete(name, tokens=1)
