@@ -3,7 +3,9 @@
 import asyncio
 import hmac
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import suppress
 
+from replica.sim.body import form
 from replica.sim.desk import Desk
 from replica.sim.endpoints import chat, completions, messages, pooling, responses, text
 from replica.sim.engine import DEATH_NOTE, EngineDead
@@ -74,7 +76,7 @@ class InferenceRoutes:
         """Raises Refused and Cut."""
         if request.method != "POST":
             raise detail(405, "Method Not Allowed")
-        call.model = _model_of(call)
+        call.model = _model_of(call, request)
         faults = self._faults() if self._faults().concerns(call.model or "") else Faults()
         self._apply_before(faults)
         try:
@@ -132,6 +134,10 @@ def spoilt(status: int, body: str | None) -> Refused:
     return Refused(Reply(status, body.encode(), media))
 
 
-def _model_of(call: Call) -> str | None:
+def _model_of(call: Call, request: Request) -> str | None:
+    if request.path.startswith("/v1/audio/"):
+        with suppress(Refused):
+            return form(request).get("model")
+        return None
     model = call.body.get("model") if isinstance(call.body, dict) else None
     return model if isinstance(model, str) else None

@@ -76,8 +76,8 @@ async def test_messages_have_anthropics_shape(client: Client, abc: str) -> None:
 async def test_a_stream_of_messages_is_named_events(client: Client, abc: str) -> None:
     answer = await client.post("/v1/messages", {"model": abc, **CHAT, "stream": True})
     events = [line.removeprefix("event: ") for line in answer.text.splitlines() if line.startswith("event: ")]
-    assert events == [
-        "message_start", "content_block_start", *["content_block_delta"] * 3, "content_block_stop", "message_delta",
+    assert list(dict.fromkeys(events)) == [
+        "message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta",
         "message_stop",
     ]  # fmt: skip
     first = json.loads(answer.text.splitlines()[1].removeprefix("data: "))
@@ -201,8 +201,9 @@ async def test_a_streamed_completion(client: Client, abc: str) -> None:
     assert answer.headers["transfer-encoding"] == "chunked"
     assert lines[1::2] == [""] * (len(lines) // 2) and lines[-2] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2:2]]
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["a", "b", "c"]
-    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "length"]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(choice["text"] for choice in choices) == "abc"
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     assert {chunk["model"] for chunk in chunks} == {abc} and len({chunk["id"] for chunk in chunks}) == 1
     assert chunks[0].keys() == {"id", "object", "created", "model", "choices"}
     assert chunks[-1].keys() == {"id", "object", "created", "model", "choices", "system_fingerprint"}
@@ -214,14 +215,14 @@ async def test_a_streamed_chat_with_usage(client: Client, abc: str) -> None:
     *lines, done = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     opening, *tokens, usage = [json.loads(line) for line in lines]
     assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    assert [chunk["choices"][0]["delta"] for chunk in tokens] == [{"content": c} for c in "abc"]
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in tokens) == "abc"
     assert (usage["choices"], usage["model"], done) == ([], abc, "[DONE]")
     assert usage["usage"] == {"prompt_tokens": 21, "total_tokens": 24, "completion_tokens": 3}
 
 
 async def test_a_client_that_leaves_ends_the_work(client: Client, subject: Subject, abc: str) -> None:
     async with subject.client() as leaving, leaving.stream(abc, 400) as lines:
-        assert text_of(await anext(aiter(lines))) == "a"
+        assert text_of(await anext(aiter(lines))).startswith("a")
         assert await client.gauge("vllm:num_requests_running") == 1
 
     async def nothing_runs() -> bool:

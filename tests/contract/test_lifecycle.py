@@ -41,7 +41,7 @@ async def test_an_adapter_whose_files_went_kills_the_engine_once_it_was_evicted(
         for _ in range(2):
             await client.says(await client.loaded(subject.adapter("mno")), tokens=1)
         async with client.stream(other, 400) as lines:
-            assert text_of(await anext(aiter(lines))) == "x"
+            assert text_of(await anext(aiter(lines))).startswith("x")
             answer = await client.complete(doomed)
             error = {"message": DEATH, "type": "InternalServerError", "param": None, "code": 500}
             assert (answer.status_code, answer.json()) == (500, {"error": error})
