@@ -4,11 +4,11 @@ Everything that is no inference request ends here, so this is also where an unkn
 closed on a gateway that listens on more than loopback unless a key is set; with a key every `/admin` call needs it.
 """
 
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -18,14 +18,18 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from gateway.admin.access import Access as Access
+from gateway.admin.cells import in_full, in_letters
+from gateway.admin.console import console_route
+from gateway.admin.event_stream import event_stream
 from gateway.admin.status import Status
-from gateway.core.errors import AdminForbidden, GatewayError, InvalidApiKey, MethodNotAllowed, NoReplica, NotFound
+from gateway.core.errors import GatewayError, MethodNotAllowed, ModelNotFound, NoReplica, NotFound
 from gateway.core.events import EventLog
 from gateway.core.listing import model_list
 from gateway.core.registry import Registry
 from gateway.metrics import Metrics
 
-KEEP_ALIVE = 15.0  # seconds between comments on a quiet event stream
+SLICE = 25  # rows told at a stretch, before other work of the event loop gets its turn
 
 
 class Actions(Protocol):
@@ -35,29 +39,6 @@ class Actions(Protocol):
     def load(self, adapter: str) -> bool: ...
     def retry(self, adapter: str) -> bool: ...
     def drain(self, replica: str, on: bool) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may use `/admin`."""
-
-    key: str | None
-    loopback_only: bool
-
-    def check(self, request: Request, *, action: bool) -> None:
-        """Raises what keeps the caller out."""
-        if self.key is not None:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            given = given or request.headers.get("x-api-key", "")
-            if not hmac.compare_digest(given.encode(), self.key.encode()):
-                raise InvalidApiKey("This needs the admin key: Authorization: Bearer KEY.")
-        elif action and not self.loopback_only:
-            raise AdminForbidden(
-                "Actions are closed: the gateway listens on more than loopback and has no --admin-api-key."
-            )
-        origin = request.headers.get("origin")
-        if action and origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-            raise AdminForbidden("Actions are closed to pages of another origin.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +64,7 @@ class Endpoints:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.model),
             Route("/admin/status", self._guarded(self.get_status)),
+            Route("/admin/matrix", self._guarded(self.matrix)),
             Route("/admin/adapters", self._guarded(self.adapters)),
             Route("/admin/adapters/{name:path}/load", self._guarded(self.load, action=True), methods=["POST"]),
             Route("/admin/adapters/{name:path}/retry", self._guarded(self.retry, action=True), methods=["POST"]),
@@ -92,9 +74,12 @@ class Endpoints:
             Route("/admin/replicas/{id}/undrain", self._guarded(self.undrain, action=True), methods=["POST"]),
             Route("/admin/scan", self._guarded(self.scan, action=True), methods=["POST"]),
             Route("/admin/events", self._guarded(self.event_stream)),
+            console_route(),
         ]
         errors = {GatewayError: _gateway_error, HTTPException: _http_error, Exception: _unforeseen}
-        return Starlette(routes=routes, exception_handlers=errors)  # type: ignore[arg-type]
+        app = Starlette(routes=routes, exception_handlers=errors)  # type: ignore[arg-type]
+        app.router.redirect_slashes = False  # another spelling of a path is another path
+        return app
 
     def _guarded(self, handler: "Handler", *, action: bool = False) -> "Handler":
         async def guarded(request: Request) -> Response:
@@ -121,7 +106,7 @@ class Endpoints:
         for row in self._models():
             if row["id"] == name:
                 return _json(row)
-        raise NotFound(f"The model '{name[:200]}' does not exist.", param="model")
+        raise ModelNotFound(name)
 
     def _models(self) -> list[dict[str, Any]]:
         if not self.registry.observed:
@@ -129,17 +114,26 @@ class Endpoints:
         return model_list(self.registry)
 
     async def get_status(self, request: Request) -> Response:
-        return _json(self.status.document())
+        adapters = await _gathered(self.status.adapters(in_full))
+        document = {"gateway": self.status.gateway(), "adapters": adapters, "replicas": self.status.replicas()}
+        return _json(document)
+
+    async def matrix(self, request: Request) -> Response:
+        """The status in a form that stays small: letters for the cells, numbers for what the replicas hold."""
+        rows, replicas = self.status.adapters(in_letters), self.status.replica_counts()
+        first = next(rows, None)  # the rows look at the registry now, in the same step as the replicas' order
+        adapters = [] if first is None else [first, *await _gathered(rows)]
+        return _json({"gateway": self.status.gateway(), "adapters": adapters, "replicas": replicas})
 
     async def adapters(self, request: Request) -> Response:
-        return _json({"adapters": self.status.adapters()})
+        return _json({"adapters": await _gathered(self.status.adapters(in_full))})
 
     async def adapter(self, request: Request) -> Response:
         name = request.path_params["name"]
-        for row in self.status.adapters():
-            if row["name"] == name:
-                return _json(row)
-        raise NotFound(f"There is no adapter '{name[:200]}'.")
+        row = self.status.adapter(name)
+        if row is None:
+            raise NotFound(f"There is no adapter '{name[:200]}'.")
+        return _json(row)
 
     async def replicas(self, request: Request) -> Response:
         return _json({"replicas": self.status.replicas()})
@@ -161,34 +155,34 @@ class Endpoints:
         return _json({"ok": True})
 
     async def event_stream(self, request: Request) -> Response:
-        try:
-            after = int(request.headers.get("last-event-id", "0"))
-        except ValueError:
-            after = 0
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._events_after(after), media_type="text/event-stream", headers=headers)
-
-    async def _events_after(self, number: int) -> AsyncIterator[bytes]:
-        yield b": events of the gateway\n\n"
-        while True:
-            news = self.events.since(number)
-            for event in news:
-                number = event.number
-                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (
-                    number,
-                    event.kind.encode(),
-                    msgspec.json.encode(event.document()),
-                )
-            if not news:
-                yield b": still here\n\n"
-            await self.events.added.wait(KEEP_ALIVE)
+        if request.method == "HEAD":  # a stream without a body would never end
+            return Response(headers=headers, media_type="text/event-stream")
+        last_id = request.headers.get("last-event-id", "")
+        events = event_stream(self.events, last_id, lambda: self.status.shutting_down)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
 Handler = Callable[[Request], Awaitable[Response]]
 
 
+async def _gathered(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All rows; the event loop gets its turn in between."""
+    gathered = []
+    for row in rows:
+        gathered.append(row)
+        if len(gathered) % SLICE == 0:
+            await asyncio.sleep(0)
+    return gathered
+
+
 def _json(document: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(document), status, media_type="application/json")
+    try:
+        body = msgspec.json.encode(document)
+    except UnicodeEncodeError:  # half of a surrogate pair in the words of a replica
+        body = json.dumps(document).encode()
+    headers = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+    return Response(body, status, headers, media_type="application/json")
 
 
 def _plain(text: bytes) -> Handler:
@@ -210,10 +204,12 @@ async def _gateway_error(request: Request, error: GatewayError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    path = request.url.path[:200]
-    if error.status_code == 405:
-        return await _gateway_error(request, MethodNotAllowed(f"{request.method} is not allowed for {path}."))
-    return await _gateway_error(request, NotFound(f"There is no endpoint {path}."))
+    path = request.scope["path"][:200]
+    if error.status_code != 405:
+        return await _gateway_error(request, NotFound(f"There is no endpoint {path}."))
+    response = await _gateway_error(request, MethodNotAllowed(f"{request.method} is not allowed for {path}."))
+    response.headers.update(error.headers or {})  # Allow
+    return response
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

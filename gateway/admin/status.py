@@ -1,10 +1,16 @@
-"""The status document: the registry as one JSON value, for scripts, the console and the command line."""
+"""The status document: the registry as one JSON value, for scripts, the console and the command line.
 
-from collections.abc import Callable, Mapping
+Rows come one by one, so that who asks can let the event loop run in between: a large fleet takes a while to tell.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.core.adapters import Adapter, Rejected, Revision
+from gateway.admin.cells import Cells, in_full
+from gateway.core.adapters import Adapter, Catalog, Rejected, Revision
+from gateway.core.picker import Station
 from gateway.core.registry import Registry, inflight_by_adapter
 from gateway.core.replica import Replica
 from gateway.core.standing import State, standing
@@ -29,26 +35,54 @@ class About:
     shutting_down: Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The registry at one moment."""
+
+    catalog: Catalog
+    replicas: Sequence[Replica]
+    inflight: Mapping[str, int]  # by adapter
+    removing: Mapping[str, Revision]  # what some replica holds still though its folder is gone
+
+    @classmethod
+    def at(cls, registry: Registry) -> "_Look":
+        inflight: Counter[str] = Counter()
+        for revision, count in inflight_by_adapter(registry.stations).items():
+            inflight[revision.name] += count
+        replicas = sorted(registry.replicas(), key=lambda replica: replica.id)
+        known = registry.catalog.adapters.keys() | registry.catalog.rejected.keys()
+        removing = {
+            revision.name: revision
+            for revision in sorted(registry.unwanted)
+            if revision.name not in known and any(revision in replica.held for replica in replicas)
+        }
+        return cls(registry.catalog, replicas, inflight, removing)
+
+
 class Status:
     """Builds the document from the registry when somebody asks."""
 
     def __init__(self, registry: Registry, about: About) -> None:
         self._registry, self._about = registry, about
 
+    @property
+    def shutting_down(self) -> bool:
+        return self._about.shutting_down()
+
     def readiness(self) -> Readiness:
         registry = self._registry
-        if self._about.shutting_down():
+        if self.shutting_down:
             return Readiness(False, "the gateway is shutting down")
         if not registry.scanned:
             return Readiness(False, "the adapter directory has not been read yet")
         replicas = list(registry.replicas())
-        ready = sum(replica.ready for replica in replicas)
-        if not ready:
-            return Readiness(False, f"0 of {len(replicas)} replicas are ready")
+        if not any(replica.ready for replica in replicas):
+            why = "; ".join(f"{replica.id}: {replica.reason}" for replica in replicas[:3] if replica.reason)
+            return Readiness(False, f"0 of {len(replicas)} replicas are ready" + (why and f" ({why})"))
         return Readiness(True, registry.catalog.trouble)
 
     def document(self) -> dict[str, Any]:
-        return {"gateway": self.gateway(), "adapters": self.adapters(), "replicas": self.replicas()}
+        return {"gateway": self.gateway(), "adapters": list(self.adapters()), "replicas": self.replicas()}
 
     def gateway(self) -> dict[str, Any]:
         about, readiness = self._about, self.readiness()
@@ -64,91 +98,102 @@ class Status:
             "directory": self._registry.catalog.trouble,
         }
 
-    def adapters(self) -> list[dict[str, Any]]:
-        catalog, inflight = self._registry.catalog, inflight_by_adapter(self._registry.stations)
-        rows = {name: self._adapter(adapter, inflight) for name, adapter in catalog.adapters.items()}
-        for name, rejected in catalog.rejected.items():
-            if name in rows:  # an older revision still serves
-                rows[name]["reason"] = rows[name]["reason"] or f"new files are {rejected.state}: {rejected.reason}"
-            else:
-                rows[name] = _rejected(rejected)
-        for revision in self._registry.unwanted:
-            if revision.name not in rows:
-                removing = self._removing(revision, inflight)
-                if removing["replicas"]:
-                    rows[revision.name] = removing
-        return [rows[name] for name in sorted(rows)]
+    def adapters(self, cells: Cells = in_full) -> Iterator[dict[str, Any]]:
+        """One row for each name, sorted; valid or not, and those that are being removed."""
+        look = _Look.at(self._registry)
+        for name in sorted(look.catalog.adapters.keys() | look.catalog.rejected.keys() | look.removing.keys()):
+            yield self._row(name, look, cells)
 
-    def _adapter(self, adapter: Adapter, inflight: Mapping[Revision, int]) -> dict[str, Any]:
+    def adapter(self, name: str) -> dict[str, Any] | None:
+        """The row of one adapter; None when there is none such."""
+        look = _Look.at(self._registry)
+        if name in look.catalog.adapters or name in look.catalog.rejected or name in look.removing:
+            return self._row(name, look, in_full)
+        return None
+
+    def _row(self, name: str, look: _Look, cells: Cells) -> dict[str, Any]:
+        adapter, rejected = look.catalog.adapters.get(name), look.catalog.rejected.get(name)
+        revision = look.removing.get(name)
+        if adapter is not None:
+            row, revision = self._known(adapter, rejected), adapter.revision
+        elif rejected is not None:
+            row = _empty(name, State(rejected.state.value), rejected.reason)
+            row |= {"path": rejected.path, "since": rejected.since}
+        else:
+            row = _empty(name, State.REMOVING, "its folder is gone; it is unloaded after its running requests")
+            row["revision"] = revision.digest if revision else None
+        return row | {"inflight": look.inflight.get(name, 0)} | cells(revision, look.replicas)
+
+    def _known(self, adapter: Adapter, rejected: Rejected | None) -> dict[str, Any]:
         now = standing(adapter, self._registry)
-        fields = {
+        reasons = [now.reason] if now.reason else []
+        if rejected is not None:  # an older revision still serves
+            reasons.append(f"new files are {rejected.state.value}: {rejected.reason}")
+        return {
             "name": adapter.name,
             "revision": adapter.digest,
             "path": adapter.path,
             "base_model": adapter.base_model,
             "rank": adapter.rank,
             "state": now.state.value,
-            "reason": now.reason,
+            "reason": "; ".join(reasons),
             "warnings": list(now.warnings),
-            "inflight": sum(count for revision, count in inflight.items() if revision.name == adapter.name),
             "snapshot": adapter.home.value,
             "size_bytes": adapter.size_bytes,
             "seen_at": adapter.seen_at,
         }
-        replicas = self._registry.replicas()
-        return fields | {"replicas": {r.id: _on_replica(adapter.revision, r) for r in replicas}}
-
-    def _removing(self, revision: Revision, inflight: Mapping[Revision, int]) -> dict[str, Any]:
-        held = {r.id: {"state": "loaded", "reason": ""} for r in self._registry.replicas() if revision in r.held}
-        row = _row(revision.name, "", State.REMOVING, "its folder is gone; it is unloaded after its running requests")
-        return row | {"revision": revision.digest, "inflight": inflight.get(revision, 0), "replicas": held}
 
     def replicas(self) -> list[dict[str, Any]]:
+        return [_replica(station) | _holdings(station.replica) for station in self._stations()]
+
+    def replica_counts(self) -> list[dict[str, Any]]:
+        """The same with numbers where `replicas` has the names of what a replica holds."""
         rows = []
-        for station in self._registry.stations.values():
+        for station in self._stations():
             replica = station.replica
-            rows.append(
-                {
-                    "id": replica.id,
-                    "url": replica.url,
-                    "phase": replica.phase.value,
-                    "reason": replica.reason,
-                    "lora": replica.lora.value,
-                    "base_models": list(replica.base_models),
-                    "held": sorted(str(revision) for revision in replica.held),
-                    "served_names": dict(sorted((name, str(r)) for name, r in replica.seen.names.items())),
-                    "static": list(replica.seen.static),
-                    "loading": sorted(str(revision) for revision in replica.loading),
-                    "inflight": station.inflight,
-                    "last_seen": station.last_seen,
-                }
-            )
-        return sorted(rows, key=lambda row: str(row["id"]))
+            counts = {"held": len(replica.held), "static": len(replica.seen.static), "loading": len(replica.loading)}
+            rows.append(_replica(station) | counts)
+        return rows
+
+    def _stations(self) -> list[Station]:
+        return sorted(self._registry.stations.values(), key=lambda station: station.replica.id)
 
 
-def _on_replica(revision: Revision, replica: Replica) -> dict[str, Any]:
-    failure = replica.failures.get(revision)
-    if revision in replica.held:
-        return {"state": "loaded", "reason": "", "served_name": replica.held[revision]}
-    if revision in replica.loading:
-        return {"state": "loading", "reason": failure.reason if failure else ""}
-    if failure is not None:
-        return {"state": "failed", "reason": failure.reason, "kind": failure.kind.value, "attempts": failure.attempts}
-    return {"state": "absent", "reason": ""}
+def _replica(station: Station) -> dict[str, Any]:
+    replica = station.replica
+    return {
+        "id": replica.id,
+        "url": replica.url,
+        "phase": replica.phase.value,
+        "reason": replica.reason,
+        "lora": replica.lora.value,
+        "base_models": list(replica.base_models),
+        "inflight": station.inflight,
+        "last_seen": station.last_seen,
+    }
 
 
-def _row(name: str, path: str, state: State, reason: str) -> dict[str, Any]:
-    empty: dict[str, Any] = {"revision": None, "base_model": None, "rank": None, "warnings": [], "inflight": 0}
+def _holdings(replica: Replica) -> dict[str, Any]:
+    return {
+        "held": sorted(str(revision) for revision in replica.held),
+        "served_names": dict(sorted((name, str(revision)) for name, revision in replica.seen.names.items())),
+        "static": list(replica.seen.static),
+        "loading": sorted(str(revision) for revision in replica.loading),
+    }
+
+
+def _empty(name: str, state: State, reason: str) -> dict[str, Any]:
+    """The row of what is no adapter now, with every field that an adapter's row has."""
     return {
         "name": name,
-        "path": path,
+        "revision": None,
+        "path": "",
+        "base_model": None,
+        "rank": None,
         "state": state.value,
         "reason": reason,
+        "warnings": [],
         "snapshot": None,
-        "replicas": {},
-    } | empty
-
-
-def _rejected(rejected: Rejected) -> dict[str, Any]:
-    row = _row(rejected.name, rejected.path, State(rejected.state.value), rejected.reason)
-    return row | {"since": rejected.since}
+        "size_bytes": None,
+        "seen_at": None,
+    }
