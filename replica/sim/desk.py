@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from replica.sim.engine import DEATH_NOTE, Engine, EngineDead
-from replica.sim.errors import compact, envelope, internal
+from replica.sim.errors import compact, draining, envelope, internal
 from replica.sim.generation import BASE_TEXT, Task, Token, check_length, tokens
 from replica.sim.http import Request
 from replica.sim.names import Names
@@ -35,7 +35,7 @@ class Desk:
         if self.engine.dead:
             raise internal(DEATH_NOTE)
         if self.draining:
-            raise internal("cannot schedule new futures after shutdown")
+            raise draining()
         return Task(self.names.shown(lora), lora, prompt, max_tokens, stops)
 
     def tokens(self, task: Task) -> AsyncGenerator[Token, None]:

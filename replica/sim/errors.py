@@ -1,5 +1,6 @@
 """Error answers in the shapes of vLLM 0.32."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable
@@ -38,6 +39,12 @@ def envelope(status: int, kind: str, message: str, param: str | None = None) -> 
 
 def internal(message: str) -> Refused:
     return error(500, "InternalServerError", message)
+
+
+def draining() -> Refused:
+    """An exception that nothing in vLLM catches: uvicorn closes the connection after it and does not say so."""
+    reply = internal("cannot schedule new futures after shutdown").reply
+    return Refused(dataclasses.replace(reply, then_close=True))
 
 
 def detail(status: int, text: str) -> Refused:

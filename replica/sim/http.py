@@ -37,6 +37,7 @@ class Reply:
     body: bytes = b""
     content_type: str | None = JSON
     headers: tuple[tuple[str, str], ...] = ()
+    then_close: bool = False  # close the connection after it without having said so
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +223,12 @@ class _Connection(asyncio.Protocol):
             self._task.add_done_callback(self._server.tasks.discard)
 
     async def _answer(self, request: Request, keep: bool) -> None:
-        complete = False
+        complete = closes = False
         try:
             answer = await self._server.handler(request)
             if isinstance(answer, Reply):
                 self._write_head(answer, close=not keep)
+                closes = answer.then_close
             else:
                 await self._relay(answer, close=not keep)
             complete = True
@@ -237,7 +239,7 @@ class _Connection(asyncio.Protocol):
             if not complete and not self._transport.is_closing():
                 self._transport.abort()
         if complete:
-            self._after(keep)
+            self._after(keep and not closes)
 
     def _after(self, keep: bool) -> None:
         if not keep:
