@@ -25,7 +25,8 @@ class Access:
     def check(self, request: Request, *, action: bool) -> None:
         """Raises what keeps the caller out."""
         if self.key is not None:
-            if not hmac.compare_digest(_given_key(request), self.key.encode()):
+            given = _given_key(request)
+            if not given or not hmac.compare_digest(given, self.key.encode()):
                 raise InvalidApiKey("This needs the admin key: Authorization: Bearer KEY.")
         elif action and not self.loopback_only:
             raise AdminForbidden(

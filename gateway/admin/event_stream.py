@@ -1,6 +1,6 @@
 """The event log as Server-Sent Events, from a number on and then live."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
@@ -10,7 +10,7 @@ KEEP_ALIVE = 15.0  # seconds between comments on a quiet stream
 LOOK = 1.0  # seconds within which the stream notices that the gateway ends
 
 
-async def event_stream(events: EventLog, last_id: str, closing: Callable[[], bool]) -> AsyncIterator[bytes]:
+async def event_stream(events: EventLog, last_id: str, closing: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
     """What came after `last_id` (a `Last-Event-ID`) and what comes; ends when the gateway ends, so as not to hold it.
 
     A number that this log has not reached is from before a restart: then everything is told.

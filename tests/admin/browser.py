@@ -1,4 +1,4 @@
-"""A real browser under the test's hand: Debian's chromium through chromedriver, spoken to as W3C WebDriver over HTTP."""
+"""A real browser under the test's hand: chromium through chromedriver, spoken to as W3C WebDriver over HTTP."""
 
 import asyncio
 import base64

@@ -125,16 +125,24 @@ class Desk:
         running = asyncio.create_task(server.serve())
         try:
             await until(lambda: server.started, what="the endpoints are served")
-            self.url = "http://127.0.0.1:{}".format(server.servers[0].sockets[0].getsockname()[1])
+            self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
             yield self
         finally:
             self.closing = True  # ends the event streams
-            server.should_exit = True
+            server.told_to_stop.set()
             await running
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, without the signals of a process."""
+    """uvicorn's, without the signals of a process and without a tick to wait for."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.told_to_stop = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)  # the Date header
+        await self.told_to_stop.wait()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -143,4 +151,3 @@ class _Server(uvicorn.Server):
 
 def broken(name: str, state: RejectedState, reason: str) -> Rejected:
     return Rejected(name, f"/adapters/{name}", state, reason, since=1_700_000_000.0)
-
