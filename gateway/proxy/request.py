@@ -1,0 +1,49 @@
+"""A whole request of a client, and how it is written to a replica."""
+
+from gateway.core.openai import read_model
+from gateway.proxy.headers import RequestHead
+from gateway.proxy.multipart import Form
+from gateway.proxy.rewrite import replace_model
+from gateway.proxy.routes import Endpoint
+from gateway.proxy.upstream import Pool
+
+
+class Request:
+    """Kept until the answer begins: it may have to be written to another replica."""
+
+    __slots__ = ("_form", "body", "endpoint", "head", "target")
+
+    def __init__(self, endpoint: Endpoint, target: bytes, head: RequestHead, body: bytes) -> None:
+        self.endpoint, self.target, self.head, self.body = endpoint, target, head, body
+        self._form: Form | None = None
+
+    def read_model(self) -> str | None:
+        """The model that the body names; raises InvalidRequest."""
+        if not self.endpoint.multipart:
+            return read_model(self.body)
+        self._form = Form(self.head.content_type, self.body)
+        return self._form.model
+
+    def compose(self, pool: Pool, served_name: str, model: str | None, authorization: bytes) -> tuple[bytes, bytes]:
+        """Head and body for the replica. `model` is the client's name for what is served as `served_name`."""
+        body, head = self.body, self.head
+        renamed = model is not None and model != served_name
+        if renamed:
+            body = replace_model(body, served_name) if self._form is None else self._form.with_model(served_name)
+        parts = [
+            b"POST ",
+            pool.prefix,
+            self.target,
+            b" HTTP/1.1\r\nhost: ",
+            pool.authority,
+            b"\r\ncontent-length: %d\r\nx-request-id: " % len(body),
+            head.request_id,
+            b"\r\n",
+            *head.lines,
+        ]
+        if authorization:
+            parts.append(authorization)
+        if head.accept_encoding and not renamed:  # else the name in the answer could not be found
+            parts += (b"accept-encoding: ", head.accept_encoding, b"\r\n")
+        parts.append(b"\r\n")
+        return b"".join(parts), body

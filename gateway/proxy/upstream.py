@@ -1,0 +1,298 @@
+"""Connections to the replicas: one pool for each replica's URL, an asyncio protocol with a parser for each connection.
+
+A connection serves one exchange at a time. It goes back to the pool only when the answer was whole, nothing of the request
+is unsent, and both sides keep it alive; bytes that come while it is idle, or a second answer in the bytes of the first, end
+it. vLLM closes idle connections after exactly 5.00 s, so they are dropped here before. What was read is parsed first and
+relayed after, so nothing malformed gets through.
+"""
+
+import asyncio
+import ssl
+from time import monotonic
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from gateway.proxy.headers import MAX_HEAD_BYTES, Headers
+
+HEAD_END = b"\r\n\r\n"
+BIG_BODY = 65536  # from here on a body is written by itself, not copied behind its head
+
+
+class Relay(Protocol):
+    """Where the chunks of an answer go, framing and all."""
+
+    def __call__(self, data: bytes, /) -> None: ...
+
+
+class Owner(Protocol):
+    """The exchange that has a connection now."""
+
+    def received(self, connection: "Connection") -> None: ...  # bytes came and were parsed
+    def relayed_all(self, connection: "Connection") -> None: ...  # the answer is whole and was relayed verbatim
+    def lost(self, connection: "Connection", kind: str) -> None: ...  # it is closed, or sent what is no HTTP
+
+
+class MalformedAnswerError(Exception):
+    """Raised inside the parser's callbacks."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection to a replica. `owner` is the exchange that has it; None while it is idle."""
+
+    __slots__ = (
+        "_feed",
+        "_parser",
+        "_reading",
+        "done",
+        "headed",
+        "headers",
+        "idle_since",
+        "interim",
+        "keep",
+        "last",
+        "made_at",
+        "owner",
+        "parts",
+        "pool",
+        "relay",
+        "seen",
+        "status",
+        "transport",
+    )
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: "Pool") -> None:
+        self.pool = pool
+        self.owner: Owner | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._feed = self._parser.feed_data
+        self._reading = True
+        self.made_at = self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self.headers: Headers = []
+        self.parts: list[bytes] = []  # of the body, as far as not taken; unused while relayed verbatim
+        self.seen = b""  # all bytes up to and with those that completed the head
+        self.last = b""  # the newest bytes: another object after each read
+        self.relay: Relay | None = None
+        self.status = self.interim = 0
+        self.headed = self.done = self.keep = False
+
+    # exchange
+
+    def send(self, owner: Owner, head: bytes, body: bytes) -> None:
+        """Begin an exchange: write the request, tell `owner` about the answer."""
+        self._reset()
+        self.owner = owner
+        if len(body) < BIG_BODY:
+            self.transport.write(head + body)
+        else:
+            self.transport.write(head)
+            self.transport.write(body)
+
+    def take(self) -> bytes:
+        """The parts of the body that have come."""
+        parts = self.parts
+        if len(parts) == 1:
+            body = parts[0]
+            parts.clear()
+            return body
+        self.parts = []
+        return b"".join(parts)
+
+    def rest(self) -> bytes:
+        """What was read behind the head, with the framing of the chunks."""
+        at = 0
+        for _ in range(self.interim + 1):
+            at = self.seen.index(HEAD_END, at) + 4
+        return self.seen[at:]
+
+    def at_chunk_boundary(self) -> bool:
+        """Whether the bytes so far end between two chunks. Feeds the parser a last chunk: the connection is over."""
+        if self.done:
+            return False
+        try:
+            self._feed(b"0\r\n\r\n")
+        except httptools.HttpParserError:
+            return False
+        return self.done
+
+    def release(self, now: float) -> None:
+        """The exchange is over: back to the pool, or closed."""
+        self.owner = self.relay = None
+        self.resume_reading()
+        transport = self.transport
+        if self.done and self.keep and not transport.is_closing() and not transport.get_write_buffer_size():
+            self._reset()
+            self.pool.put(self, now)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close it now: that is how vLLM learns that it need not go on generating."""
+        self.owner = self.relay = None
+        self.transport.abort()
+
+    def pause_reading(self) -> None:
+        if self._reading and not self.transport.is_closing():
+            self._reading = False
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if not self._reading:
+            self._reading = True
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    # transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.made_at = monotonic()
+        self.pool.open.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        owner = self.owner
+        if owner is None:
+            self.abort()
+            return
+        self.last = data
+        if not self.headed:
+            self.seen = self.seen + data if self.seen else data
+        try:
+            self._feed(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._lose("malformed")
+            return
+        relay = self.relay
+        if relay is not None:
+            relay(data)
+            if self.done:
+                owner.relayed_all(self)
+        elif self.headed:
+            owner.received(self)
+        elif len(self.seen) > MAX_HEAD_BYTES:
+            self._lose("malformed")
+
+    def eof_received(self) -> None:
+        owner = self.owner
+        if owner is None:
+            return
+        if self.headed and not self.done and self._ends_with_connection():
+            self.done = True
+            owner.received(self)
+        elif not self.done:
+            self._lose("closed")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.forget(self)
+        if self.owner is not None:
+            self._lose("closed")
+
+    def _lose(self, kind: str) -> None:
+        owner, self.owner = self.owner, None
+        self.transport.abort()
+        if owner is not None:
+            owner.lost(self, kind)
+
+    def _ends_with_connection(self) -> bool:
+        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    # parser
+
+    def on_message_begin(self) -> None:
+        if self.done:
+            raise MalformedAnswerError("a second answer")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.headed:  # else a trailer
+            self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:
+            self.status, self.headed = status, True
+            return
+        if status == 101:
+            raise MalformedAnswerError("an upgrade")
+        self.interim += 1
+        self.headers = []
+
+    def on_body(self, body: bytes) -> None:
+        if self.relay is None:
+            self.parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if self.headed:
+            self.done, self.keep = True, self._parser.should_keep_alive()
+
+
+class Pool:
+    """All connections to one replica; the newest idle one is used first."""
+
+    def __init__(self, url: str, *, idle_timeout: float, max_age: float, ssl_context: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if secure else 80)
+        self._ssl = (ssl_context or ssl.create_default_context()) if secure else None
+        self._idle_timeout, self._max_age = idle_timeout, max_age
+        self.prefix = parts.path.rstrip("/").encode()
+        self.authority = parts.netloc.rpartition("@")[2].encode()
+        self.open: set[Connection] = set()
+        self.idle: list[Connection] = []
+
+    def take(self, now: float) -> Connection | None:
+        """An idle connection, if there is one that the replica surely keeps open."""
+        idle = self.idle
+        while idle:
+            connection = idle.pop()
+            if now - connection.idle_since < self._idle_timeout and not connection.transport.is_closing():
+                return connection
+            connection.abort()
+        return None
+
+    def put(self, connection: Connection, now: float) -> None:
+        if now - connection.made_at > self._max_age:  # the name may have another address by now
+            connection.abort()
+        else:
+            connection.idle_since = now
+            self.idle.append(connection)
+
+    def forget(self, connection: Connection) -> None:
+        self.open.discard(connection)
+        if connection.owner is None and connection in self.idle:
+            self.idle.remove(connection)
+
+    async def connect(self, seconds: float) -> Connection:
+        """A new connection; OSError or TimeoutError when there is none within `seconds` (0: no limit)."""
+        loop = asyncio.get_running_loop()
+        connection = Connection(self)
+        made = False
+        try:
+            async with asyncio.timeout(seconds or None):
+                await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._ssl)
+            made = True
+        finally:
+            if not made and connection in self.open:
+                connection.abort()
+        return connection
+
+    def sweep(self, now: float, period: float) -> None:
+        """Drop what would be too old before the next sweep."""
+        for connection in [c for c in self.idle if now - c.idle_since + period >= self._idle_timeout]:
+            self.idle.remove(connection)
+            connection.abort()
+
+    def close(self) -> None:
+        for connection in list(self.open):
+            connection.abort()
+
+    def __repr__(self) -> str:
+        open_, idle = len(self.open), len(self.idle)
+        return f"<Pool {self.authority.decode()} open={open_} idle={idle} busy={open_ - idle}>"
