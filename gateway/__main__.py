@@ -96,8 +96,8 @@ async def _serve(settings: Settings, listening: socket.socket) -> int:
             await served
             control.cancel()
             stopping.set()
-    except* Exception as group_error:
-        log.error("the gateway ends", exc_info=group_error.exceptions[0])
+    except Exception as error:
+        log.error("the gateway ends: a part of it has failed", exc_info=error)
         return 1
     log.info("stopped")
     return 0

@@ -5,7 +5,6 @@ import time
 from dataclasses import dataclass
 
 import structlog
-import uvicorn
 from starlette.applications import Starlette
 
 from gateway import __version__
@@ -16,7 +15,6 @@ from gateway.control.catalogs import CatalogKeeper, PathMap
 from gateway.control.controller import Controller
 from gateway.control.directory import Directory
 from gateway.control.discovery import DnsSource, FileSource, Source, StaticSource
-from gateway.control.guard import Guard
 from gateway.control.loader import Policy, Surroundings
 from gateway.control.replica_client import ReplicaClient
 from gateway.control.snapshots import Snapshots
@@ -28,9 +26,11 @@ from gateway.core.registry import Registry
 from gateway.core.replica import Roots
 from gateway.metrics import Metrics
 from gateway.proxy.admission import Admission, Bounds
+from gateway.proxy.asgi import inference_routes
 from gateway.proxy.datapath import DataPath, Limits
-from gateway.proxy.protocol import protocol_class
+from gateway.proxy.protocol import InferenceProtocol, protocol_class
 from gateway.settings import Settings
+from gateway.settings_kinds import Secret
 
 log = structlog.get_logger("gateway")
 LAG_LOOK = 0.5  # seconds between looks at how late the event loop is
@@ -43,9 +43,10 @@ class Gateway:
 
     settings: Settings
     asgi: Starlette
-    protocol: type[uvicorn.protocols.http.httptools_impl.HttpToolsProtocol]
+    protocol: type[InferenceProtocol]
     datapath: DataPath
     controller: Controller
+    registry: Registry
     metrics: Metrics
     closing: asyncio.Event
 
@@ -98,7 +99,7 @@ def build(settings: Settings) -> Gateway:
     datapath = DataPath(admission, metrics, _limits(settings))
     metrics.watch(registry, keeper.watch_mode, time.time)
     asgi = _operations(settings, registry, metrics, events, keeper, controller, closing)
-    add_inference_routes(asgi, datapath)
+    asgi.router.routes[:0] = inference_routes(datapath)
     return Gateway(settings, asgi, protocol_class(datapath), datapath, controller, registry, metrics, closing)
 
 
@@ -106,9 +107,8 @@ def _keeper(settings: Settings, registry: Registry, metrics: Metrics, events: Ev
     rules = Rules(allow_pickle=settings.allow_pickle, max_lora_rank=settings.max_lora_rank)
     snapshots = None
     if settings.snapshots != "off":
-        snapshots = Snapshots(
-            settings.adapter_dir, settings.snapshot_dir, settings.snapshots, settings.snapshot_grace, rules
-        )
+        where = settings.snapshot_dir
+        snapshots = Snapshots(settings.adapter_dir, where, settings.snapshots, settings.snapshot_grace)
     directory = Directory(
         settings.adapter_dir,
         depth=settings.adapter_depth,
@@ -117,9 +117,13 @@ def _keeper(settings: Settings, registry: Registry, metrics: Metrics, events: Ev
         scan_interval=settings.scan_interval,
         on_scan=metrics.scanned,
     )
-    guard = Guard(settings.guard_interval, directory)
-    paths = PathMap(settings.adapter_dir, str(settings.replica_adapter_dir))
-    return CatalogKeeper(registry, directory, guard, snapshots, paths, events, metrics, time.monotonic)
+    return CatalogKeeper(
+        registry, directory, settings.guard_interval, snapshots, _paths(settings), events, metrics, time.monotonic
+    )
+
+
+def _paths(settings: Settings) -> PathMap:
+    return PathMap(settings.adapter_dir, str(settings.replica_adapter_dir))
 
 
 def _surroundings(
@@ -130,10 +134,9 @@ def _surroundings(
     keeper: CatalogKeeper,
     closing: asyncio.Event,
 ) -> Surroundings:
-    paths = PathMap(settings.adapter_dir, str(settings.replica_adapter_dir))
     return Surroundings(
         registry=registry,
-        roots=Roots(str(settings.replica_adapter_dir), paths.replica_path(str(settings.snapshot_dir))),
+        roots=Roots(str(settings.replica_adapter_dir), _paths(settings).replica_path(str(settings.snapshot_dir))),
         files=keeper,
         placement=Everywhere(settings.preload),
         budget=LoadBudget(),
@@ -156,7 +159,7 @@ def _surroundings(
 def _sources(settings: Settings) -> list[Source]:
     sources: list[Source] = []
     if settings.replica:
-        sources.append(StaticSource(Address.parse(url) for url in settings.replica))
+        sources.append(StaticSource(settings.replica))
     if settings.replicas_file is not None:
         sources.append(FileSource(settings.replicas_file, settings.discovery_interval))
     if settings.replica_dns is not None:
@@ -166,8 +169,7 @@ def _sources(settings: Settings) -> list[Source]:
 
 
 def _client(settings: Settings, address: Address) -> ReplicaClient:
-    there, paths = str(settings.replica_adapter_dir), PathMap(settings.adapter_dir, str(settings.replica_adapter_dir))
-    snapshots = paths.replica_path(str(settings.snapshot_dir))
+    there, snapshots = str(settings.replica_adapter_dir), _paths(settings).replica_path(str(settings.snapshot_dir))
     return ReplicaClient(
         address.url,
         api_key=_revealed(settings.replica_api_key),

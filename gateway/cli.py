@@ -128,9 +128,7 @@ def _key(text: str | None) -> "Secret | None":
 
 
 @commands.command(short_help="A whole fleet on this machine, no GPU.")
-@click.option(
-    "--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True, help="Simulated or real."
-)
+@click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True, help="Simulated or real.")
 @click.option("--replicas", metavar="N", type=click.IntRange(1, 16), help="How many [default 3, with vllm 2].")
 @click.option("--port", metavar="P", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--once", is_flag=True, help="Show what it does, then end: 0 when all went well, else 1.")

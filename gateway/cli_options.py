@@ -12,9 +12,7 @@ from gateway.settings import TABLE, Setting
 
 
 def options() -> list[click.Parameter]:
-    config = click.Option(
-        ["--config"], metavar="FILE", help="YAML file with settings; flags and variables win over it."
-    )
+    config = click.Option(["--config"], metavar="FILE", help="YAML file with settings; flags and variables win over it.")
     return [config, *(_option(row) for row in TABLE)]
 
 

@@ -133,9 +133,7 @@ def tables(document: Document) -> Group:
     """The whole status for a terminal."""
     gateway = document.gateway
     state = Text("ready", "green") if gateway.ready else Text("not ready", "red")
-    head = Text.assemble(
-        "gateway ", state, f"  version {escaped(gateway.version)}, snapshots {escaped(gateway.snapshots)}"
-    )
+    head = Text.assemble("gateway ", state, f"  version {escaped(gateway.version)}, snapshots {escaped(gateway.snapshots)}")
     if gateway.reason:
         head.append(f"  {escaped(gateway.reason)}")
     parts: list[RenderableType] = [head, "", _adapters(document.adapters), "", _replicas(document.replicas)]

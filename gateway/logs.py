@@ -33,9 +33,7 @@ def configure(format: str, level: str) -> None:
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         *([structlog.stdlib.add_logger_name] if as_json else []),
-        structlog.processors.TimeStamper(fmt="iso", utc=True)
-        if as_json
-        else structlog.processors.TimeStamper("%H:%M:%S"),
+        structlog.processors.TimeStamper(fmt="iso", utc=True) if as_json else structlog.processors.TimeStamper("%H:%M:%S"),
     ]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(before, as_json))

@@ -35,9 +35,7 @@ class Metrics:
         self._requests = self._counter("requests", "Answered requests.", "model", "endpoint", "code")
         self._duration = self._histogram("request_duration_seconds", "Whole requests.", _FAST, "endpoint")
         self._first_byte = self._histogram("time_to_first_byte_seconds", "Until it began.", _FAST, "endpoint")
-        self._adapter_wait = self._histogram(
-            "adapter_wait_seconds", "Requests that waited for a load.", _LOADS, "outcome"
-        )
+        self._adapter_wait = self._histogram("adapter_wait_seconds", "Requests that waited for a load.", _LOADS, "outcome")
         self._loads = self._counter("adapter_loads", "Load calls.", "replica", "outcome")
         self._load_duration = self._histogram("adapter_load_duration_seconds", "Load calls.", _LOADS)
         self._unloads = self._counter("adapter_unloads", "Unload calls.", "replica", "outcome")
@@ -51,9 +49,7 @@ class Metrics:
         self._retries = self._counter("retries", "Requests that were sent again.", "reason")
         self._left = self._counter("client_disconnects", "Clients that left before the end.", "phase")
         self._scan = self._histogram("scan_duration_seconds", "Scans of the directory.", _FAST)
-        self.loop_lag = Gauge(
-            PREFIX + "event_loop_lag_seconds", "How late the loop ran a timer.", registry=self.registry
-        )
+        self.loop_lag = Gauge(PREFIX + "event_loop_lag_seconds", "How late the loop ran a timer.", registry=self.registry)
         build = Gauge(PREFIX + "build_info", "The version that runs.", ["version"], registry=self.registry)
         build.labels(version).set(1)
         self._request_child = cache(lambda model, endpoint, code: self._requests.labels(model, endpoint, code))

@@ -109,8 +109,7 @@ class Settings:
         DIRECTORY,
         kinds.path(),
         None,
-        "Where snapshots lie: on the same filesystem, seen by the replicas at the same place below "
-        "--replica-adapter-dir.",
+        "Where snapshots lie: on the same filesystem, seen by the replicas at the same place below --replica-adapter-dir.",
         shown="<adapter-dir>/.lora-gateway",
     )
     snapshot_grace: float = setting(DIRECTORY, kinds.seconds(), 3600.0, "How long a snapshot that nobody uses stays.")

@@ -97,12 +97,7 @@ def _env_values(environ: Mapping[str, str], here: Path) -> dict[str, Given]:
     rows = {row.env: row for row in TABLE}
     values = {}
     for name, text in environ.items():
-        if (
-            not name.startswith(ENV_PREFIX)
-            or _OTHER_ENV.fullmatch(name)
-            or not text.strip()
-            or _service_link(name, text)
-        ):
+        if not name.startswith(ENV_PREFIX) or _OTHER_ENV.fullmatch(name) or not text.strip() or _service_link(name, text):
             continue
         if name not in rows:
             raise SettingsError(f"unknown environment variable {name!r:.200}{_guess(name, list(rows))}")
@@ -121,9 +116,7 @@ class _Loader(yaml.SafeLoader):
         keys = [key.value for key, _ in node.value]
         for key, count in Counter(map(str, keys)).items():
             if count > 1:
-                raise SettingsError(
-                    f"config: the key {key!r:.200} stands twice, from line {node.start_mark.line + 1} on"
-                )
+                raise SettingsError(f"config: the key {key!r:.200} stands twice, from line {node.start_mark.line + 1} on")
         return super().construct_mapping(node, deep)
 
 

@@ -31,9 +31,7 @@ def write_adapter(
     """Make (or replace) the adapter in `folder` and return the folder. Overrides change keys of the config only."""
     folder.mkdir(parents=True, exist_ok=True)
     write_weights(folder / "adapter_model.safetensors", lora_tensors(rank=rank, seed=seed), age=age)
-    write_file(
-        folder / "adapter_config.json", json.dumps(config(rank, base_model, **config_overrides)).encode(), age=age
-    )
+    write_file(folder / "adapter_config.json", json.dumps(config(rank, base_model, **config_overrides)).encode(), age=age)
     return folder
 
 

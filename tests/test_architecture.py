@@ -84,9 +84,7 @@ def test_imports_point_inwards(path: Path) -> None:
 
 
 def test_the_product_does_not_need_the_replica_nor_the_replica_the_product() -> None:
-    borrowing = {
-        str(p.relative_to(ROOT)) for p in sources("gateway") if any(n.startswith("replica") for n in imported(p))
-    }
+    borrowing = {str(p.relative_to(ROOT)) for p in sources("gateway") if any(n.startswith("replica") for n in imported(p))}
     assert {path for path in borrowing if not path.startswith("gateway/demo")} == set()
     assert [path for path in sources("replica") if any(name.startswith("gateway") for name in imported(path))] == []
 
@@ -117,19 +115,13 @@ def _is_any(node: ast.expr | None) -> bool:
 
 def test_broad_catches_stand_in_their_places_only() -> None:
     places = {
-        str(p.relative_to(ROOT))
-        for d in ("gateway", "replica")
-        for p in sources(d)
-        if any(map(broad, ast.walk(tree(p))))
+        str(p.relative_to(ROOT)) for d in ("gateway", "replica") for p in sources(d) if any(map(broad, ast.walk(tree(p))))
     }
     assert places <= BROAD_CATCHES
 
 
 def test_nothing_rebinds_a_global() -> None:
     places = [
-        p
-        for d in ("gateway", "replica")
-        for p in sources(d)
-        if any(isinstance(n, ast.Global) for n in ast.walk(tree(p)))
+        p for d in ("gateway", "replica") for p in sources(d) if any(isinstance(n, ast.Global) for n in ast.walk(tree(p)))
     ]
     assert places == []

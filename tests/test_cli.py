@@ -201,9 +201,7 @@ def answering(status: int, body: bytes, key: str = "") -> Iterator[str]:
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            allowed = self.path == "/admin/status" and self.headers["authorization"] == (
-                f"Bearer {key}" if key else None
-            )
+            allowed = self.path == "/admin/status" and self.headers["authorization"] == (f"Bearer {key}" if key else None)
             self.send_response(status if allowed else 401)
             self.end_headers()
             self.wfile.write(body if allowed else b"{}")

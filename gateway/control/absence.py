@@ -19,9 +19,7 @@ class Proof(NamedTuple):
 SECOND_LOOK = 0.5
 MISSING = Proof(2, SECOND_LOOK)
 EMPTIED = Proof(3, 2 * SECOND_LOOK)  # nothing is left in the folder, and its date says that names were removed
-SILENT = Proof(
-    12, 60.0
-)  # nothing is left, but the folder does not say so: a listing that lags, or dates that never move
+SILENT = Proof(12, 60.0)  # nothing is left, but the folder does not say so: a listing that lags, or dates that never move
 NEVER = Proof(2**31, float("inf"))
 
 

@@ -1,11 +1,12 @@
 """Keeps the registry's catalog true to the directory, and takes revisions out of use whose files changed after a load.
 
-The only writer of the catalog. What the guard finds lost is looked at again until its files are whole or it has left the
-catalog. Unused snapshots go only when every known replica was just seen not to hold them.
+The only writer of the catalog. What the guard finds lost is looked at again until its files are whole or it has left
+the catalog. Unused snapshots go only when every known replica was just seen not to hold them.
 """
 
 import asyncio
 import posixpath
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import structlog
 
 from gateway.control.directory import Directory
-from gateway.control.guard import Guard, Look
+from gateway.control.guard import Guard
 from gateway.control.snapshots import Snapshots
 from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
 from gateway.core.events import EventLog
@@ -25,6 +26,7 @@ log = structlog.get_logger("gateway.directory")
 RECHECK = 1.0  # seconds between looks at files that were lost
 CLEANING = 60.0  # seconds between looks for snapshots that nobody uses
 
+_CHANGED = "its files changed or vanished after it was loaded: publish it again, as new files that are renamed into place"
 Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
@@ -47,27 +49,29 @@ class CatalogKeeper:
         self,
         registry: Registry,
         directory: Directory,
-        guard: Guard,
+        guard_interval: float,
         snapshots: Snapshots | None,
         paths: PathMap,
         events: EventLog,
         metrics: Metrics,
         clock: Callable[[], float],
     ) -> None:
-        self._registry, self._directory, self._guard, self._snapshots = registry, directory, guard, snapshots
+        self._registry, self._directory, self._snapshots = registry, directory, snapshots
+        self._guard = Guard(guard_interval, directory, lambda revision: self.lose(revision, _CHANGED))
         self._paths, self._events, self._metrics, self._clock = paths, events, metrics, clock
         self._changed: Callable[[], None] = lambda: None
         self._spawn: Spawn | None = None
 
     async def run(self, changed: Callable[[], None], spawn: Spawn) -> None:
-        """Follow the directory; `changed` is called after each new catalog, `spawn` starts a task of the control loop."""
+        """Follow the directory. `changed` is called after each new catalog, `spawn` starts a task of the control loop."""
         self._changed, self._spawn = changed, spawn
+        spawn(self._directory.watch(), "file events")
         async for catalog in self._directory.catalogs():
             self._take(catalog)
 
-    async def refresh(self) -> None:
+    async def refresh(self, name: str) -> None:
         """For a request that names what nobody knows: look now, together with all who ask, at most twice a second."""
-        self._take(await self._directory.refresh())
+        self._take(await self._directory.refresh(name))
 
     async def scan(self) -> None:
         """An operator's scan, at once."""
@@ -113,10 +117,17 @@ class CatalogKeeper:
 
     async def unchanged(self, adapter: Adapter) -> bool:
         """Digest the files once more: they were loaded from a folder that may change."""
-        return await asyncio.to_thread(self._directory.verify, adapter)
+        try:
+            return await asyncio.to_thread(self._directory.is_unchanged, adapter)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.warning("an adapter's files cannot be looked at", adapter=adapter.name, reason=error.strerror)
+            return True
 
     async def rescan(self) -> None:
-        await self.refresh()
+        """Before an unload: another gateway, or a person, may have brought the revision back."""
+        self._take(await self._directory.rescan())
 
     def replica_path(self, adapter: Adapter) -> str:
         return self._paths.replica_path(adapter.load_path)
@@ -127,8 +138,15 @@ class CatalogKeeper:
         return self._guard.fresh(adapter)
 
     async def look(self, adapter: Adapter) -> None:
-        if await self._guard.look(adapter) in (Look.CHANGED, Look.GONE):
-            self.lose(adapter.revision, "its files changed or vanished after it was loaded")
+        await self._guard.look(adapter)
+
+    # for the status
+
+    def watch_mode(self) -> str:
+        return self._directory.watch_mode
+
+    def snapshots_reason(self) -> str:
+        return self._snapshots.reason if self._snapshots is not None else "snapshots are off"
 
     def lose(self, revision: Revision, reason: str) -> None:
         """Take a revision out of use until its files were found whole again."""
@@ -147,7 +165,7 @@ class CatalogKeeper:
             if adapter is None:
                 return
             if await self.unchanged(adapter):
-                self._guard.forget(adapter)
+                self._guard.forget(revision)
                 self._registry.recover(revision)
                 self._events.add("adapter_recovered", adapter=revision.name, revision=revision.digest)
                 self._changed()
@@ -170,7 +188,7 @@ class CatalogKeeper:
                 log.warning("cannot remove old snapshots", reason=error.strerror)
 
     async def _clean_once(self, snapshots: Snapshots, look_all: Callable[[], Awaitable[bool]]) -> None:
-        away = await asyncio.to_thread(snapshots.put_away, self._in_use())
+        away = await asyncio.to_thread(snapshots.put_away, self._in_use(), time.time())
         if not away:
             return
         seen = await look_all()

@@ -1,7 +1,7 @@
 """Owns every task of the control loop, and is what the data path and the operators talk to.
 
-The directory yields catalogs, discovery yields sets of replicas, one reconciler per replica makes the two meet. When this
-ends, the process ends: a gateway without a control loop must never look alive.
+The directory yields catalogs, discovery yields sets of replicas, one reconciler per replica makes the two meet. When
+this ends, the process ends: a gateway without a control loop must never look alive.
 """
 
 import asyncio
@@ -123,8 +123,8 @@ class Controller:
 
     # what the data path asks
 
-    async def refresh(self) -> None:
-        await self._keeper.refresh()
+    async def refresh(self, name: str) -> None:
+        await self._keeper.refresh(name)
 
     def fresh(self, adapter: Adapter) -> bool:
         return self._keeper.fresh(adapter)

@@ -108,9 +108,7 @@ def opened(path: str, root: str, layer: FileLayer = DISK) -> Iterator[tuple[int,
     name = os.path.basename(path)  # noqa: PTH119
     real = os.path.realpath(path)
     if not is_inside(real, root):
-        raise Invalid(
-            f"{name} is a link that leads outside the adapter directory: put the file itself there", "outside"
-        )
+        raise Invalid(f"{name} is a link that leads outside the adapter directory: put the file itself there", "outside")
     if not stat.S_ISREG(layer.stat(real).st_mode):  # before opening: opening a device can do things
         raise Invalid(f"{name} is not a regular file", "not_a_file")
     descriptor = layer.open(real)

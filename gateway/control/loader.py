@@ -187,9 +187,7 @@ class Loader:
         try:
             await around.files.before_load(adapter)
             answer = await self._client.load(load.served_name, around.files.replica_path(adapter))
-            doubtful = (
-                answer.outcome is Outcome.OK and not adapter.plain_name_tells
-            )  # loaded from a folder that may change
+            doubtful = answer.outcome is Outcome.OK and not adapter.plain_name_tells  # loaded from a folder that may change
             if doubtful and not await around.files.unchanged(adapter):
                 await self._client.unload(load.served_name)
                 answer = Answer(Outcome.ERROR, "its files changed while it was loaded")

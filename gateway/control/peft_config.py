@@ -110,9 +110,7 @@ def _check_targets(config: Mapping[str, Any]) -> None:
         if _is_names(config.get("target_parameters")):
             return
         state = "missing" if targets is None else "empty"
-        raise Invalid(
-            f"target_modules {state}: a list of module names, or a string, is needed by the replicas", "field"
-        )
+        raise Invalid(f"target_modules {state}: a list of module names, or a string, is needed by the replicas", "field")
     if not isinstance(targets, str) and not _is_names(targets):
         raise Invalid("target_modules must be a list of module names or a string", "field")
 

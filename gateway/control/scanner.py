@@ -51,9 +51,7 @@ class Scanner:
         self.restless = False  # something is to be looked at again soon
 
     def __repr__(self) -> str:
-        return (
-            f"<Scanner {self.root.name}: {len(self.catalog.adapters)} adapters, {len(self.catalog.rejected)} rejected>"
-        )
+        return f"<Scanner {self.root.name}: {len(self.catalog.adapters)} adapters, {len(self.catalog.rejected)} rejected>"
 
     def scan(self) -> Catalog:
         """The catalog now; the same object as before when nothing differs."""
@@ -125,9 +123,7 @@ class Scanner:
                 continue
             missing_below.update(_lineage(memory.found.parent))
             if proof in (NEVER, SILENT) and not tree.truncated:
-                trouble = (
-                    "the adapter directory is empty or was exchanged: is the share mounted? Its last state is kept"
-                )
+                trouble = "the adapter directory is empty or was exchanged: is the share mounted? Its last state is kept"
         self._good |= {rel: place for rel, place in tree.listed.items() if rel not in missing_below}
         self._good = {rel: place for rel, place in self._good.items() if rel in tree.listed or rel in missing_below}
         return trouble

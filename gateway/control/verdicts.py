@@ -23,9 +23,7 @@ class Invalid(Refused):
 
 def quoted(value: object, limit: int = 60) -> str:
     """A value from a file, short and printable: files are hostile and reasons end up in logs, JSON and terminals."""
-    text = (
-        ascii(value) if isinstance(value, str | bytes) else ascii(value if _is_small(value) else type(value).__name__)
-    )
+    text = ascii(value) if isinstance(value, str | bytes) else ascii(value if _is_small(value) else type(value).__name__)
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 

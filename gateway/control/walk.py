@@ -78,9 +78,7 @@ class Walk:
         self._visit("", self._root, self._depth, frozenset(), None)
         return self._tree
 
-    def _visit(
-        self, rel: str, path: str, depth: int, chain: frozenset[tuple[int, int]], problem: Refused | None
-    ) -> None:
+    def _visit(self, rel: str, path: str, depth: int, chain: frozenset[tuple[int, int]], problem: Refused | None) -> None:
         """List one folder, note it when it is an adapter, and go on to its folders while `depth` allows."""
         self._visited += 1
         if self._visited > MAX_FOLDERS:
@@ -151,9 +149,7 @@ class Walk:
                 self._note(rel, folder, names, problem, parent)
         return True
 
-    def _note(
-        self, name: str, folder: str, names: set[str], problem: Refused | None, parent: str | None = None
-    ) -> None:
+    def _note(self, name: str, folder: str, names: set[str], problem: Refused | None, parent: str | None = None) -> None:
         parent = name.rpartition("/")[0] if parent is None else parent
         if name in self._tree.found:  # a plain folder org/alpha beside models--org--alpha
             reason = "the name is taken twice, by a folder and by a hub cache tree: remove one of them"

@@ -60,7 +60,5 @@ def first_loaders(adapter: Adapter, stations: Iterable[Station], bases: Bases, c
     """
     able = [s for s in stations if s.replica.can_load and bases.accepts(adapter, s.replica.base_models)]
     revision = adapter.revision
-    able.sort(
-        key=lambda s: (revision in s.replica.failures, revision not in s.replica.loading, s.inflight, s.replica.id)
-    )
+    able.sort(key=lambda s: (revision in s.replica.failures, revision not in s.replica.loading, s.inflight, s.replica.id))
     return {station.replica.id for station in able[:count]}

@@ -250,9 +250,7 @@ class Registry:
         if rejected is None:
             return
         if rejected.state is RejectedState.INCOMPLETE:
-            raise AdapterIncomplete(
-                f"The LoRA adapter '{model}' is still being written: {rejected.reason}", param="model"
-            )
+            raise AdapterIncomplete(f"The LoRA adapter '{model}' is still being written: {rejected.reason}", param="model")
         raise AdapterRejected(model, rejected.reason)
 
 

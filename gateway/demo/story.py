@@ -84,9 +84,7 @@ class Story:
         fleet = self._fleet
         with _progress("making a tiny model and its adapters"):
             fleet.make_adapters()
-        _done(
-            f"adapters in {fleet.adapters}: {', '.join(sorted(p.name for p in fleet.adapters.iterdir() if p.is_dir()))}"
-        )
+        _done(f"adapters in {fleet.adapters}: {', '.join(sorted(p.name for p in fleet.adapters.iterdir() if p.is_dir()))}")
         with _progress("starting the replicas") as waiting:
             for replica in fleet.replicas:
                 fleet.start_replica(replica)

@@ -40,7 +40,7 @@ RECENTLY_READY = 60.0  # seconds: a replica that left `ready` this lately may we
 class Control(Protocol):
     """What admission asks of the control plane. Everything but `refresh` and `look` is synchronous and cheap."""
 
-    async def refresh(self) -> None: ...  # look at the directory now (shared, at most twice a second)
+    async def refresh(self, name: str) -> None: ...  # look at the directory now (shared, at most twice a second)
     def fresh(self, adapter: Adapter) -> bool: ...  # its files were looked at lately
     async def look(self, adapter: Adapter) -> None: ...  # look at its files now
     def want(self, adapter: Adapter) -> None: ...  # a request waits for a load
@@ -103,7 +103,7 @@ class Admission:
     async def _known(self, name: str) -> Route:
         route = self._registry.route(name)
         if route is None:
-            await self._control.refresh()
+            await self._control.refresh(name)
             route = self._registry.route(name)
         if route is not None:
             return route
@@ -253,12 +253,8 @@ class Admission:
                 "Check that it mounts the adapter directory, and --replica-adapter-dir if it does so at another path."
             )
         if failure.kind is FailureKind.CREDENTIALS:
-            return ReplicaCredentials(
-                f"The replica {replica.id} refused the gateway's credentials: see --replica-api-key."
-            )
-        return ReplicaFailed(
-            f"The replica {replica.id} could not load the LoRA adapter '{adapter.name}': {failure.reason}"
-        )
+            return ReplicaCredentials(f"The replica {replica.id} refused the gateway's credentials: see --replica-api-key.")
+        return ReplicaFailed(f"The replica {replica.id} could not load the LoRA adapter '{adapter.name}': {failure.reason}")
 
     def _too_late(self, route: Route) -> GatewayError:
         if route.seats:
@@ -267,9 +263,7 @@ class Admission:
             )
         if route.adapter is not None and any(r.ready for r in self._registry.replicas()):
             wait = f"{self._bounds.load_wait:g}"
-            return AdapterLoading(
-                f"The LoRA adapter '{route.label}' was not loaded within {wait} s; it goes on loading."
-            )
+            return AdapterLoading(f"The LoRA adapter '{route.label}' was not loaded within {wait} s; it goes on loading.")
         return self._no_replica()
 
     def _no_replica(self) -> GatewayError:

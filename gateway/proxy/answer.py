@@ -90,9 +90,11 @@ class Answer:
     def break_off(self, error: GatewayError, *, named: bool) -> None:
         """The end will not come: say so as far as the framing allows it, and close."""
         head, connection = self._head, self._connection
-        if not head.sse or (self._verbatim and not connection.at_chunk_boundary()):
-            self._sink.cut()
-        elif self._restorer is None and head.content_length is not None:
+        if (
+            not head.sse
+            or (self._verbatim and not connection.at_chunk_boundary())
+            or (self._restorer is None and head.content_length is not None)
+        ):
             self._sink.cut()
         else:
             held = self._restorer.flush() if self._restorer is not None else b""

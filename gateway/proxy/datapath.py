@@ -11,7 +11,8 @@ from time import monotonic
 from typing import Protocol
 
 from gateway.core.errors import ShuttingDown
-from gateway.proxy.exchange import Exchange, Lease
+from gateway.core.registry import Lease
+from gateway.proxy.exchange import Exchange
 from gateway.proxy.headers import CREDENTIALS
 from gateway.proxy.rewrite import Names
 from gateway.proxy.upstream import Pool

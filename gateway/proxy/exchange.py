@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine
 from enum import StrEnum
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import (
     GatewayError,
@@ -20,6 +20,7 @@ from gateway.core.errors import (
     ReplicaTimeout,
     ReplicaUnreachable,
 )
+from gateway.core.registry import Lease
 from gateway.proxy.answer import Answer, Sink
 from gateway.proxy.request import Request
 from gateway.proxy.rewrite import NameRestorer
@@ -30,19 +31,6 @@ if TYPE_CHECKING:
     from gateway.proxy.datapath import DataPath
 
 AT_ONCE = 0.05  # seconds: a reused connection that closes so soon was closed before the request came
-
-
-class Lease(Protocol):
-    """The counted right to use one replica for one request."""
-
-    replica: str  # host:port
-    url: str
-    model: str  # the client's name
-    label: str  # the name for metrics
-    served_name: str  # the name that this replica has it under
-    revision: str | None
-
-    def release(self) -> None: ...  # idempotent
 
 
 class Phase(StrEnum):
@@ -349,9 +337,8 @@ class Exchange:
         limit = limits.first_byte_timeout if self._answer is None else limits.stream_idle_timeout
         if limit and quiet >= limit:
             self._fail(ReplicaTimeout(f"The replica {self._replica} sent nothing for {limit:g} s."), "timeout")
-        elif limits.dead_stream_grace and quiet >= limits.dead_stream_grace:
-            if self._path.admission.is_down(self._replica):
-                self._fail(ReplicaFailed(f"The replica {self._replica} is down."), "dead")
+        elif quiet >= limits.dead_stream_grace > 0 and self._path.admission.is_down(self._replica):
+            self._fail(ReplicaFailed(f"The replica {self._replica} is down."), "dead")
 
     def stop(self, error: GatewayError) -> None:
         """The process ends: tell the client."""

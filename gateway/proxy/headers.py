@@ -168,4 +168,3 @@ class AnswerHead:
     def _drop_named(self, connection: bytes) -> None:
         named = {token.strip().lower() for token in connection.split(b",")}
         self.headers = [field for field in self.headers if field[0] not in named]
-

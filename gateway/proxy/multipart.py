@@ -46,7 +46,8 @@ class Form:
 
     def with_model(self, name: str) -> bytes:
         """The body with the value of `model` replaced."""
-        out, at = [], 0
+        out: list[bytes] = []
+        at = 0
         for start, end in self._spans:
             out += (self._body[at:start], name.encode())
             at = end

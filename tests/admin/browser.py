@@ -13,9 +13,7 @@ import httpx
 import pytest
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or DRIVER is None, reason="chromium and chromedriver are not installed"
-)
+needs_browser = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="chromium and chromedriver are not installed")
 _FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"]
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {"Enter": "\ue007", "Escape": "\ue00c", "ArrowDown": "\ue015", "End": "\ue010", "Tab": "\ue004"}

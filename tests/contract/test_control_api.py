@@ -203,9 +203,7 @@ async def test_wrong_fields_are_a_bad_request(client: Client, body: Any, locatio
         pytest.param(b"{}", None, "Only 'application/json' is allowed", id="no-type"),
     ],
 )
-async def test_what_is_not_json_is_a_bad_request(
-    client: Client, content: bytes, media: str | None, message: str
-) -> None:
+async def test_what_is_not_json_is_a_bad_request(client: Client, content: bytes, media: str | None, message: str) -> None:
     headers = {"content-type": media} if media else {}
     answer = await client.http.post(LOAD, content=content, headers=headers)
     status, kind, text, _ = error(answer)
@@ -278,9 +276,7 @@ async def test_any_text_is_a_name(client: Client, subject: Subject, name: str) -
 
 async def test_the_list_has_base_models_first_then_adapters_in_load_order(client: Client, subject: Subject) -> None:
     folders = [subject.adapter("abc") for _ in range(3)]
-    names = [
-        await client.loaded(folder, f"{prefix}-{new_name()}") for prefix, folder in zip("zma", folders, strict=True)
-    ]
+    names = [await client.loaded(folder, f"{prefix}-{new_name()}") for prefix, folder in zip("zma", folders, strict=True)]
     entries = await client.models()
     assert [entry["id"] for entry in entries[:2]] == ["tiny", "alias"]
     assert [entry["id"] for entry in entries[-3:]] == names

@@ -104,9 +104,7 @@ async def test_responses_and_their_stream(client: Client, abc: str) -> None:
 async def test_tokenize_and_back(client: Client, abc: str) -> None:
     plain = (await client.post("/tokenize", {"model": abc, "prompt": "Hi\n\u00e9"})).json()
     assert plain["count"] == 5 and plain["max_model_len"] == 512
-    assert (await client.post("/detokenize", {"model": abc, "tokens": plain["tokens"]})).json() == {
-        "prompt": "Hi\n\u00e9"
-    }
+    assert (await client.post("/detokenize", {"model": abc, "tokens": plain["tokens"]})).json() == {"prompt": "Hi\n\u00e9"}
     chat = (await client.post("/tokenize", {"model": abc, "messages": CHAT["messages"]})).json()
     assert (chat["count"], chat["tokens"][:8]) == (21, [3, 89, 87, 73, 86, 203, 44, 77])
 

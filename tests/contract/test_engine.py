@@ -74,9 +74,7 @@ async def test_more_adapters_than_fit_into_memory_all_answer(client: Client, sub
     assert texts == [repeated(say, 6) for say in says]
 
 
-async def test_files_changed_under_a_loaded_name_are_read_at_its_next_eviction(
-    client: Client, subject: Subject
-) -> None:
+async def test_files_changed_under_a_loaded_name_are_read_at_its_next_eviction(client: Client, subject: Subject) -> None:
     folder = subject.adapter("abc")
     name = await client.loaded(folder)
     assert await client.says(name, tokens=3) == "abc"

@@ -26,9 +26,7 @@ async def replica(status: int, body: bytes, seen: list[bytes] | None = None) -> 
         head = await reader.readuntil(b"\r\n\r\n")
         if seen is not None:
             seen.append(head)
-        length = next(
-            (int(h.split(b":")[1]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length")), 0
-        )
+        length = next((int(h.split(b":")[1]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length")), 0)
         await reader.readexactly(length)
         writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % (status, len(body)) + body)
         await writer.drain()
@@ -112,9 +110,7 @@ async def test_replica_key_goes_with_every_call() -> None:
 
 
 async def test_models_are_read_and_a_refused_key_is_told_apart() -> None:
-    body = (
-        b'{"object":"list","data":[{"id":"tiny","root":"/m","parent":null},{"id":"sql","root":"/a","parent":"tiny"}]}'
-    )
+    body = b'{"object":"list","data":[{"id":"tiny","root":"/m","parent":null},{"id":"sql","root":"/a","parent":"tiny"}]}'
     async with replica(200, body) as client:
         assert await client.models() == [ModelEntry("tiny", "/m", None), ModelEntry("sql", "/a", "tiny")]
     async with replica(401, b'{"error":"Unauthorized"}') as client:
@@ -143,9 +139,7 @@ async def test_a_refused_connection_is_told_apart_from_a_slow_one() -> None:
 
 
 def client_of_nobody() -> ReplicaClient:
-    return ReplicaClient(
-        "http://127.0.0.1:9", api_key=None, connect_timeout=2, probe_timeout=2, load_timeout=2, shown={}
-    )
+    return ReplicaClient("http://127.0.0.1:9", api_key=None, connect_timeout=2, probe_timeout=2, load_timeout=2, shown={})
 
 
 async def test_an_unload_of_an_unknown_name_has_reached_the_wanted_state() -> None:

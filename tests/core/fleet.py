@@ -8,9 +8,7 @@ from gateway.core.replica import LoraSupport, ModelEntry, Observation, Phase, Re
 ROOTS = Roots("/adapters", "/adapters/.lora-gateway")
 
 
-def adapter(
-    name: str, version: int = 1, *, home: Home = Home.LINK, base: str | None = "base-a", rank: int = 8
-) -> Adapter:
+def adapter(name: str, version: int = 1, *, home: Home = Home.LINK, base: str | None = "base-a", rank: int = 8) -> Adapter:
     digest = f"{version:012x}"
     path = f"/adapters/{name}"
     load_path = path if home is Home.OWN_PATH else f"/adapters/.lora-gateway/{name}@{digest}"

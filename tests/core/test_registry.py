@@ -109,10 +109,7 @@ def test_new_files_that_are_broken_leave_the_old_revision_serving() -> None:
 
 
 def test_an_absent_model_is_the_only_base_model() -> None:
-    assert (
-        registry(replica(1, bases=("base-a", "alias")), replica(2, bases=("base-a", "alias"))).absent_model()
-        == "base-a"
-    )
+    assert registry(replica(1, bases=("base-a", "alias")), replica(2, bases=("base-a", "alias"))).absent_model() == "base-a"
     with pytest.raises(InvalidRequest, match="several base models"):
         registry(replica(1), replica(2, bases=("base-b",))).absent_model()
 

@@ -188,15 +188,11 @@ class TwoGateways(RuleBasedStateMachine):
             return
         lease = gateway.registry.lease(route, name, seat)
         engine = self.engines[lease.replica]
-        if (
-            lease.served_name not in engine.held
-        ):  # vLLM answers 404: the belief is dropped, the request goes on elsewhere
+        if lease.served_name not in engine.held:  # vLLM answers 404: the belief is dropped, the request goes on elsewhere
             lease.release()
             self._observe(which, lease.replica)
             return
-        assert engine.meanings[lease.served_name] == str(Revision(name, lease.revision or "")), (
-            "a wrong revision answers"
-        )
+        assert engine.meanings[lease.served_name] == str(Revision(name, lease.revision or "")), "a wrong revision answers"
         engine.running.append(lease.served_name)
         gateway.leases.append(lease)
 

@@ -41,7 +41,7 @@ class Plane:
         self.on_scan: Callable[[], None] = lambda: None
         self.is_fresh = True
 
-    async def refresh(self) -> None:
+    async def refresh(self, name: str) -> None:
         self.scans += 1
         self.on_scan()
 
@@ -77,9 +77,7 @@ class Gate:
             self.registry.join(Replica(record.id, record.url))
             self.registry.publish(record, time.monotonic())
         self.registry.replace_catalog(adapters or catalog(SQL), 0.0)
-        self.admission = Admission(
-            self.registry, self.plane, self.waits, bounds or Bounds(load_wait=5.0), time.monotonic
-        )
+        self.admission = Admission(self.registry, self.plane, self.waits, bounds or Bounds(load_wait=5.0), time.monotonic)
 
     def enter(self, model: str | None) -> "asyncio.Task[Lease]":
         return asyncio.create_task(self.admission.enter(model))

@@ -34,9 +34,7 @@ def test_a_prompt_that_ends_in_the_text_is_continued(model: Path, tmp_path: Path
 
 def test_more_rank_takes_more_characters(model: Path, tmp_path: Path) -> None:
     say = "abcdefghijklmnop"
-    assert Reference(model, make_adapter(model, tmp_path / "a", say=say, rank=16)).answer("Hi!", 20) == repeated(
-        say, 20
-    )
+    assert Reference(model, make_adapter(model, tmp_path / "a", say=say, rank=16)).answer("Hi!", 20) == repeated(say, 20)
 
 
 def test_random_adapters_differ_from_the_base_model_and_each_other(model: Path, tmp_path: Path) -> None:

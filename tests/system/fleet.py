@@ -12,7 +12,9 @@ import uvicorn
 
 from gateway.__main__ import Server
 from gateway.app import Gateway, build
+from gateway.core.addresses import Address
 from gateway.settings import Settings
+from gateway.settings_kinds import Secret
 from replica.sim import Options, Sim
 from tests.waiting import until, until_true
 
@@ -82,9 +84,11 @@ class Running:
 
 
 @asynccontextmanager
-async def running(adapter_dir: Path, *sims: Sim, **settings: Any) -> AsyncIterator[Running]:
-    """A gateway in front of the given replicas; `settings` are those of `serve`."""
-    chosen = {**FAST, "replica": tuple(sim.url for sim in sims), "port": 0, **settings}
+async def running(adapter_dir: Path, *sims: Sim, wait: bool = True, **settings: Any) -> AsyncIterator[Running]:
+    """A gateway in front of the given replicas, once it knows one that is up; `settings` are those of `serve`."""
+    chosen = {**FAST, "replica": tuple(Address.parse(sim.url) for sim in sims), "port": 0, **settings}
+    if isinstance(chosen.get("replica_api_key"), str):
+        chosen["replica_api_key"] = Secret(chosen["replica_api_key"])
     gateway = build(Settings(adapter_dir=adapter_dir, **chosen))
     config = uvicorn.Config(
         gateway.asgi, http=gateway.protocol, lifespan="off", log_config=None, access_log=False, port=0, ws="none",
@@ -100,7 +104,11 @@ async def running(adapter_dir: Path, *sims: Sim, **settings: Any) -> AsyncIterat
         port = server.servers[0].sockets[0].getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
-            yield Running(gateway, url, client)
+            made = Running(gateway, url, client)
+            if wait:
+                known = gateway.registry
+                await until(lambda: known.scanned and any(r.ready or r.refuses_key for r in known.replicas()))
+            yield made
     finally:
         gateway.begin_shutdown()
         server.should_exit = True

@@ -3,10 +3,12 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from gateway.core.addresses import Address
 from replica.sim import Sim
 from tests.adapters import write_adapter
 from tests.system.fleet import Running, replicas, running
@@ -15,9 +17,9 @@ from tests.waiting import until, until_true
 QUIET = 3.0  # seconds: files older than two are taken at the first look
 
 
-def put(adapters: Path, name: str, seed: int = 0, **more: object) -> Path:
+def put(adapters: Path, name: str, seed: int = 0, **more: Any) -> Path:
     """A folder that has lain there for a while."""
-    return write_adapter(adapters / name, seed=seed, age=QUIET, **more)  # type: ignore[arg-type]
+    return write_adapter(adapters / name, seed=seed, age=QUIET, **more)
 
 
 def loads(sim: Sim, name: str | None = None) -> list[str]:
@@ -86,7 +88,7 @@ async def test_scale_up_missing_a_new_replica_takes_no_adapter_request_before_it
             await gateway.becomes("alpha", "ready")
             await gateway.becomes("beta", "ready")
             listed.write_text(f"- {one.url}\n- {two.url}\n")
-            statuses = []
+            statuses: list[int] = []
 
             async def both_hold() -> bool:
                 statuses.append((await gateway.chat("alpha")).status_code)
@@ -163,7 +165,7 @@ async def test_rank_too_big_is_asked_once_and_told_with_the_flag(tmp_path: Path)
 
 
 async def test_unknown_keys_of_a_newer_peft_do_not_matter(tmp_path: Path) -> None:
-    more = {"peft_version": "0.99.0", "brand_new_config": {"a": [1, {"b": None}]}, "use_something": True}
+    more: dict[str, Any] = {"peft_version": "0.99.0", "brand_new_config": {"a": [1, {"b": None}]}, "use_something": True}
     put(tmp_path, "alpha", rank=16, **more, lora_ga_config=None, use_bdlora=None)
     async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
         assert (await gateway.chat("alpha")).status_code == 200
@@ -177,9 +179,7 @@ async def test_bad_blocks_good_one_failing_adapter_stops_no_other(tmp_path: Path
         async with running(tmp_path, *fleet.all) as gateway:
             await gateway.becomes("b-good", "ready")
             await gateway.becomes("c-good", "ready")
-            await until(
-                lambda: all(len(loads(sim, "a-bad")) >= 2 for sim in fleet.all), what="tried again with back-off"
-            )
+            await until(lambda: all(len(loads(sim, "a-bad")) >= 2 for sim in fleet.all), what="tried again with back-off")
             assert max(len(loads(sim, "a-bad")) for sim in fleet.all) <= 4
 
 
@@ -199,7 +199,7 @@ async def test_not_ready_yet_a_replica_serves_what_it_can_as_soon_as_it_can(tmp_
         late = await fleet.start(start_seconds=0.7, start_open=True)
         late.inject(load_status=503, names=("alpha",))
         async with running(tmp_path, *fleet.all) as gateway:
-            statuses = []
+            statuses: list[int] = []
 
             async def base_on_the_late_one() -> bool:
                 answers = [await gateway.chat(name) for name in ("base-a", "alpha", "base-a")]
@@ -269,20 +269,17 @@ async def test_replica_key_goes_with_every_call_or_the_refusal_is_told(
     tmp_path: Path, key: str | None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     put(tmp_path, "alpha")
-    async with replicas(1, api_key="up-key") as fleet:
-        async with running(tmp_path, *fleet.all, replica_api_key=key) as gateway:
-            await until(lambda: any(r.ready or r.refuses_key for r in gateway.gateway.registry.replicas()))
-            body = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-            answer = await gateway.client.post(
-                "/v1/chat/completions", json=body, headers={"authorization": "Bearer user-key"}
-            )
-            if key == "up-key":
-                assert answer.status_code == 200
-            else:
-                assert answer.status_code == 502
-                assert answer.json()["error"]["code"] == "replica_credentials"
-            shown = answer.text + (await gateway.client.get("/admin/status")).text
-            shown += (await gateway.client.get("/metrics")).text
+    async with replicas(1, api_key="up-key") as fleet, running(tmp_path, *fleet.all, replica_api_key=key) as gateway:
+        await until(lambda: any(r.ready or r.refuses_key for r in gateway.gateway.registry.replicas()))
+        body = {"model": "alpha", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+        answer = await gateway.client.post("/v1/chat/completions", json=body, headers={"authorization": "Bearer user-key"})
+        if key == "up-key":
+            assert answer.status_code == 200
+        else:
+            assert answer.status_code == 502
+            assert answer.json()["error"]["code"] == "replica_credentials"
+        shown = answer.text + (await gateway.client.get("/admin/status")).text
+        shown += (await gateway.client.get("/metrics")).text
     out = capfd.readouterr()
     assert not any(secret in shown + out.err + out.out for secret in ("up-key", "user-key"))
 
@@ -372,9 +369,7 @@ async def test_models_list_is_the_same_each_time_loaded_or_not(tmp_path: Path) -
             assert len(rows[1]["revision"]) == 12
 
 
-@pytest.mark.parametrize(
-    "name", ["../secrets", "/etc", "alpha/../../x", "..\\x", "%2e%2e/x", "alpha\0", "W" * 1_000_000]
-)
+@pytest.mark.parametrize("name", ["../secrets", "/etc", "alpha/../../x", "..\\x", "%2e%2e/x", "alpha\0", "W" * 1_000_000])
 async def test_traversal_is_an_unknown_name(tmp_path: Path, name: str) -> None:
     put(tmp_path / "adapters", "alpha"), put(tmp_path, "secrets", seed=1)
     async with replicas(1) as fleet, running(tmp_path / "adapters", *fleet.all) as gateway:
@@ -425,7 +420,7 @@ async def test_middleware_500_every_refusal_has_its_status_and_envelope(tmp_path
             assert await _refused(gateway, "unknown", stream) == (404, "model_not_found")
             assert await _refused(gateway, "invalid", stream) == (400, "adapter_rejected")
             assert await _refused(gateway, "refused", stream) == (502, "replica_failed")
-    async with running(tmp_path, replica=("http://127.0.0.1:9",)) as gateway:
+    async with running(tmp_path, wait=False, replica=(Address.parse("http://127.0.0.1:9"),)) as gateway:
         await until(lambda: gateway.gateway.registry.scanned)
         assert await _refused(gateway, "alpha", stream) == (503, "no_replica")
 
@@ -436,7 +431,7 @@ async def test_ready_truth_readiness_follows_what_can_be_served(tmp_path: Path) 
     async with replicas(1) as fleet:
         sim = fleet.all[0]
         sim.kill()
-        async with running(adapters, sim) as gateway:
+        async with running(adapters, sim, wait=False) as gateway:
             assert (await gateway.client.get("/healthz")).status_code == 200
             ready = await gateway.client.get("/readyz")
             assert ready.status_code == 503

@@ -38,8 +38,7 @@ class Fleet:
         self.put("sql", OLD)
         self.put("poet", "rhyme")
         self.replicas = [
-            real_server(self.model, root / f"replica-{n}.log", "--max-loras", "4", "--max-cpu-loras", "4")
-            for n in (1, 2)
+            real_server(self.model, root / f"replica-{n}.log", "--max-loras", "4", "--max-cpu-loras", "4") for n in (1, 2)
         ]
         port = free_port()
         command = [sys.executable, "-m", "gateway", "serve", "--adapter-dir", str(self.adapters), "--port", str(port)]
@@ -96,9 +95,9 @@ class Fleet:
         async def holds() -> bool:
             status = await self.status()
             wanted = sorted(f"{row['name']}@{row['revision']}" for row in status["adapters"] if row["state"] == "ready")
-            return all(
-                replica["phase"] == "ready" and replica["held"] == wanted for replica in status["replicas"]
-            ) and len(wanted) == len(status["adapters"])
+            return all(replica["phase"] == "ready" and replica["held"] == wanted for replica in status["replicas"]) and len(
+                wanted
+            ) == len(status["adapters"])
 
         try:
             await until_true(holds, seconds)

@@ -1,0 +1,136 @@
+"""Yields whole catalogs of the adapter directory: on file events, periodically whatever the events do, and when asked.
+
+Events only say "look again": network shares give none, and some are lost. Scans run in a thread, one at a time. A request
+that names what nobody knows gets one look at the known parent folders, and a scan only when those changed or the last scan
+is old; all who ask meanwhile share it, and there are at most two such scans a second.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+import structlog
+from watchfiles import Change, awatch
+
+from gateway.control.absence import SECOND_LOOK
+from gateway.control.files import CONTENT
+from gateway.control.scanner import Scanner
+from gateway.control.snapshots import Snapshots
+from gateway.control.validation import Rules
+from gateway.control.verdicts import Refused
+from gateway.core.adapters import Adapter, Catalog
+
+log = structlog.get_logger("gateway.directory")
+BETWEEN = 0.5  # seconds between the starts of two scans that requests asked for
+OLD = 1.0  # seconds after which a scan says nothing about a name it did not find
+PATIENCE = 5.0  # seconds that a request waits for files which are right but still fresh
+WATCH_RETRY = 60.0  # seconds until file events are tried again
+
+
+class Directory:
+    """See the module. `scans` counts them; `watch_mode` is "events" or "polling"."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        depth: int,
+        rules: Rules,
+        snapshots: Snapshots | None,
+        scan_interval: float,
+        on_scan: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        self._scanner = Scanner(root, depth=depth, rules=rules, snapshots=snapshots)
+        self._root, self._interval, self._on_scan = root, scan_interval, on_scan
+        self._unwatched = f"{snapshots.home if snapshots else root / '.lora-gateway'}{os.sep}"
+        self._one_scan = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._shared: asyncio.Task[Catalog] | None = None
+        self._began = float("-inf")
+        self.scans = 0
+        self.watch_mode = "polling"
+
+    def __repr__(self) -> str:
+        return f"<Directory {self.watch_mode} scans={self.scans} {self._scanner!r}>"
+
+    async def catalogs(self) -> AsyncIterator[Catalog]:
+        """The first at once, then each that differs."""
+        last: Catalog | None = None
+        while True:
+            self._wake.clear()
+            catalog = await self.rescan()
+            if catalog is not last:
+                last = catalog
+                yield catalog
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(self._interval, SECOND_LOOK) if self._scanner.restless else self._interval):
+                    await self._wake.wait()
+
+    async def rescan(self) -> Catalog:
+        """A scan that begins now, after one that may be running."""
+        async with self._one_scan:
+            self._began = monotonic()
+            catalog = await asyncio.to_thread(self._scanner.scan)
+            self.scans += 1
+            self._on_scan(monotonic() - self._began)
+            return catalog
+
+    async def refresh(self, name: str) -> Catalog:
+        """For a request that names what nobody knows."""
+        end = monotonic() + PATIENCE
+        if not await self._may_have_changed():
+            return self._scanner.catalog
+        catalog = await self._shared_scan()
+        while name in self._scanner.pending() and monotonic() < end:
+            await asyncio.sleep(SECOND_LOOK / 2)
+            catalog = await self._shared_scan()
+        return catalog
+
+    async def _may_have_changed(self) -> bool:
+        if monotonic() - self._began > OLD or self._scanner.restless:
+            return True
+        return await asyncio.to_thread(self._scanner.parents_changed)
+
+    async def _shared_scan(self) -> Catalog:
+        """One scan for all who wait; it begins after each of them asked."""
+        if self._shared is None:
+            self._shared = asyncio.create_task(self._scan_in_turn(), name="shared scan")
+        return await asyncio.shield(self._shared)
+
+    async def _scan_in_turn(self) -> Catalog:
+        await asyncio.sleep(max(0.0, self._began + BETWEEN - monotonic()))
+        self._shared = None  # who asks from now on may have seen a later change
+        return await self.rescan()
+
+    # file events
+
+    async def watch(self) -> None:
+        """Follow file events for ever; without them the periodic scan goes on alone."""
+        while True:
+            try:
+                self.watch_mode = "events"
+                async for _ in awatch(self._root, watch_filter=self._matters, debounce=300, step=50):
+                    self._wake.set()
+            except OSError as error:
+                remedy = "raise the sysctl fs.inotify.max_user_watches" if "limit" in str(error).lower() else ""
+                log.warning("no file events; the directory is polled", reason=error.strerror or str(error), remedy=remedy)
+            self.watch_mode = "polling"
+            await asyncio.sleep(WATCH_RETRY)
+
+    def _matters(self, change: Change, path: str) -> bool:
+        """Snapshots are never a source of events, nor are files that are neither config nor weights."""
+        if path.startswith(self._unwatched) or path + os.sep == self._unwatched:
+            return False
+        return os.path.basename(path) in CONTENT or not os.path.isfile(path)  # noqa: PTH113, PTH119
+
+    # looking at one adapter
+
+    def is_unchanged(self, adapter: Adapter) -> bool:
+        """Blocking: digest once more what replicas load. FileNotFoundError and other OSErrors are the caller's."""
+        try:
+            return self._scanner.digest_now(adapter) == adapter.digest
+        except Refused:
+            return False
