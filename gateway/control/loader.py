@@ -169,7 +169,6 @@ class Loader:
                 background = True
                 if not self._may_load_in_background():
                     break
-            self.used.add(load.served_name)
             self._running += 1
             self._publish(self._replica.beginning(load.adapter.revision))
             group.create_task(self._load(load, hurried), name=f"load {load.served_name} on {self._replica.id}")
@@ -183,7 +182,9 @@ class Loader:
 
     async def _load(self, load: Load, hurried: bool) -> None:
         around, adapter = self._around, load.adapter
-        begun = around.clock()
+        begun, name = around.clock(), load.served_name
+        first_use = name not in self.used
+        self.used.add(name)
         try:
             await around.files.before_load(adapter)
             answer = await self._client.load(load.served_name, around.files.replica_path(adapter))
@@ -195,6 +196,8 @@ class Loader:
             self._running -= 1
             if not hurried:
                 around.budget.give_back()
+        if first_use and answer.settled and answer.outcome not in (Outcome.OK, Outcome.ALREADY):
+            self.used.discard(name)  # the replica never held it under this name
         self._finish(load, answer, around.clock() - begun)
 
     def _finish(self, load: Load, answer: Answer, seconds: float) -> None:

@@ -41,6 +41,7 @@ class Answer:
 
     outcome: Outcome
     reason: str = ""
+    settled: bool = True  # False: it was not answered, so it may still take effect
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +184,9 @@ class ReplicaClient:
         except httpx.ConnectError:
             return Answer(Outcome.ERROR, "cannot connect")
         except httpx.TimeoutException:
-            return Answer(Outcome.TIMEOUT, "no answer in time")
+            return Answer(Outcome.TIMEOUT, "no answer in time", settled=False)
         except httpx.HTTPError as error:
-            return Answer(Outcome.ERROR, f"the connection broke ({type(error).__name__})")
+            return Answer(Outcome.ERROR, f"the connection broke ({type(error).__name__})", settled=False)
         return self._meaning(answer.status_code, answer.content)
 
     def _meaning(self, status: int, content: bytes) -> Answer:

@@ -92,9 +92,7 @@ class Engine:
             await self._pause(self._options.load_seconds if seconds is None else seconds)
             if not self.mounted(lora.path):
                 raise AdapterMissing
-            weights = read_adapter(
-                Path(lora.path).expanduser(), max_rank=self._options.max_lora_rank, hidden=self._hidden
-            )
+            weights = read_adapter(Path(lora.path).expanduser(), max_rank=self._options.max_lora_rank, hidden=self._hidden)
         finally:
             self._loading = False
             self.notify()

@@ -267,9 +267,7 @@ class _Connection(asyncio.Protocol):
             self._idle = None
 
 
-def _head(
-    status: int, content_type: str | None, headers: tuple[tuple[str, str], ...], framing: str, close: bool
-) -> bytes:
+def _head(status: int, content_type: str | None, headers: tuple[tuple[str, str], ...], framing: str, close: bool) -> bytes:
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:

@@ -127,9 +127,7 @@ class InferenceRoutes:
 def spoilt(status: int, body: str | None) -> Refused:
     """A fault's answer: its own body, JSON or not, else vLLM's shape."""
     if body is None:
-        return Refused(
-            json_reply({"error": {"message": "fault", "type": "Fault", "param": None, "code": status}}, status)
-        )
+        return Refused(json_reply({"error": {"message": "fault", "type": "Fault", "param": None, "code": status}}, status))
     media = "application/json" if body.lstrip().startswith(("{", "[")) else "text/plain; charset=utf-8"
     return Refused(Reply(status, body.encode(), media))
 

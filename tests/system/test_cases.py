@@ -247,10 +247,9 @@ async def test_path_mapping_the_replicas_path_goes_into_the_load(tmp_path: Path)
     here, there = tmp_path / "here", tmp_path / "there"
     put(here, "alpha")
     there.symlink_to(here)
-    async with replicas(1, adapter_dirs=(there,)) as fleet:
-        async with running(here, *fleet.all, replica_adapter_dir=there) as gateway:
-            assert (await gateway.chat("alpha")).status_code == 200
-            assert load_path(fleet.all[0]).startswith(f"{there}/.lora-gateway/alpha@")
+    async with replicas(1, adapter_dirs=(there,)) as fleet, running(here, *fleet.all, replica_adapter_dir=there) as gateway:
+        assert (await gateway.chat("alpha")).status_code == 200
+        assert load_path(fleet.all[0]).startswith(f"{there}/.lora-gateway/alpha@")
 
 
 async def test_path_mapping_without_it_the_answer_says_what_to_check(tmp_path: Path) -> None:

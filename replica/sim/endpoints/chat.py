@@ -68,9 +68,7 @@ def messages_of(body: dict[str, Any]) -> list[dict[str, Any]]:
     return [message for message in messages if isinstance(message, dict)]
 
 
-async def _chunks(
-    desk: Desk, task: Task, body: dict[str, Any], answer_id: str, copies: int
-) -> AsyncGenerator[bytes, None]:
+async def _chunks(desk: Desk, task: Task, body: dict[str, Any], answer_id: str, copies: int) -> AsyncGenerator[bytes, None]:
     head = {"id": answer_id, "object": "chat.completion.chunk", "created": now(), "model": task.shown_model}
     count = 0
     async with aclosing(desk.tokens(task)) as tokens:

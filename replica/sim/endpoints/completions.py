@@ -84,9 +84,7 @@ def final_usage(body: dict[str, Any], task: Task, head: dict[str, Any], count: i
     return [data({**head, "choices": [], "usage": usage(len(task.prompt), count), "system_fingerprint": FINGERPRINT})]
 
 
-async def _chunks(
-    desk: Desk, task: Task, body: dict[str, Any], answer_id: str, copies: int
-) -> AsyncGenerator[bytes, None]:
+async def _chunks(desk: Desk, task: Task, body: dict[str, Any], answer_id: str, copies: int) -> AsyncGenerator[bytes, None]:
     head = {"id": answer_id, "object": "text_completion", "created": now(), "model": task.shown_model}
     count = 0
     async with aclosing(desk.tokens(task)) as tokens:

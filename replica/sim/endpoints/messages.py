@@ -20,9 +20,7 @@ async def message(desk: Desk, request: Request) -> Reply | Stream:
     body = json_object(request)
     require(body, "model", "messages", "max_tokens")
     model, prompt = _model(desk, body), _prompt(body)
-    task = desk.task(
-        model, prompt, whole_number(body, "max_tokens", None), stops_of({"stop": body.get("stop_sequences")})
-    )
+    task = desk.task(model, prompt, whole_number(body, "max_tokens", None), stops_of({"stop": body.get("stop_sequences")}))
     answer_id = request_id(request, "chatcmpl")
     if body.get("stream"):
         return Stream(_events(desk, task, answer_id))

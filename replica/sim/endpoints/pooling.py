@@ -20,9 +20,7 @@ _WIDTH = 8
 async def embed(desk: Desk, request: Request) -> Reply:
     task, inputs = _prepared(desk, request, "input")
     text = await desk.one_pass(task)
-    rows = [
-        {"index": index, "object": "embedding", "embedding": _vector(text, one)} for index, one in enumerate(inputs)
-    ]
+    rows = [{"index": index, "object": "embedding", "embedding": _vector(text, one)} for index, one in enumerate(inputs)]
     return json_reply(_listed(request, "embd", task, rows, inputs))
 
 
