@@ -191,7 +191,7 @@ class Loader:
             doubtful = answer.outcome is Outcome.OK and not adapter.plain_name_tells  # loaded from a folder that may change
             if doubtful and not await around.files.unchanged(adapter):
                 await self._client.unload(load.served_name)
-                answer = Answer(Outcome.ERROR, "its files changed while it was loaded")
+                answer = Answer(Outcome.ERROR, "its files changed while it was loaded", settled=False)
         finally:
             self._running -= 1
             if not hurried:

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import pytest_asyncio
 
 from replica.tiny import make_adapter, make_model, trap_code
 from tests.engines import Server, free_port, real_server
@@ -122,7 +123,7 @@ class Fleet:
             await asyncio.to_thread(server.stop)
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
     made = Fleet(tmp_path_factory.mktemp("fleet"))
     try:
