@@ -9,7 +9,7 @@ relayed after, so nothing malformed gets through.
 import asyncio
 import ssl
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -151,8 +151,7 @@ class Connection(asyncio.Protocol):
     # transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self.made_at = monotonic()
         self.pool.open.add(self)
 
