@@ -47,7 +47,7 @@ def _serve(config: str | None, **flags: object) -> int:
         settings = read(given, os.environ, config)
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
-    from gateway.__main__ import run
+    from gateway.process import run
 
     return run(settings)
 

@@ -20,8 +20,9 @@ ARROWS = {
     "check": {"control", "core"},
     "app": {*PLANES, "metrics", "core", "settings"},
     "demo": {"demo", "logs", "core"},
-    "cli": {"cli", "app", "check", "demo", "settings", "logs", "__main__"},
-    "__main__": {"app", "cli", "settings", "logs"},
+    "cli": {"cli", "app", "check", "demo", "settings", "logs", "process"},
+    "process": {"app", "settings", "logs"},
+    "__main__": {"cli"},
 }
 # What would give the decisions a clock, files or a network of their own.
 NOT_IN_CORE = {
@@ -45,7 +46,8 @@ NO_NETWORK = {
     "get_running_loop",
     "timeout",
 }  # all of asyncio that core may use
-BROAD_CATCHES = {"gateway/control/reconciler.py", "gateway/__main__.py"}  # a pass of the control loop; the process
+# a pass of the control loop, the process, the exception table of the data path
+BROAD_CATCHES = {"gateway/control/reconciler.py", "gateway/process.py", "gateway/proxy/exchange.py"}
 
 
 def sources(package: str) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import uvicorn
 
-from gateway.__main__ import Server
+from gateway.process import Server
 from gateway.app import Gateway, build
 from gateway.core.addresses import Address
 from gateway.settings import Settings

@@ -1,0 +1,127 @@
+"""The process: one task group with the server and the control loop as siblings, and what signals mean.
+
+When the control loop ends, the process ends: a task group inside the web framework's lifespan would not give that. On
+SIGTERM the gateway is not ready at once, serves on for the lame-duck time, lets streams finish within the drain timeout,
+tells the rest with an error event, and exits 0. A second SIGTERM ends it at once.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+import uvicorn
+
+from gateway.app import Gateway, build
+from gateway.logs import configure
+from gateway.settings import Settings
+
+log = structlog.get_logger("gateway")
+BACKLOG = 4096
+KEEP_ALIVE = 75  # seconds that an idle client connection stays open
+GRACE = 5.0  # seconds after the drain until connections are cut
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, but signals are ours: it would raise them again after it has ended."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(settings: Settings) -> int:
+    """Run the gateway until it is told to stop; the exit code."""
+    configure(settings.log_format, settings.log_level)
+    try:
+        listening = _listen(settings.host, settings.port)
+    except OSError as error:
+        print(f"lora-gateway: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        return 1
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(settings, listening))
+    finally:
+        listening.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def _loop_factory() -> "type[asyncio.AbstractEventLoop] | None":
+    """uvloop where it exists."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.Loop
+
+
+async def _serve(settings: Settings, listening: socket.socket) -> int:
+    gateway = build(settings)
+    config = uvicorn.Config(
+        gateway.asgi,
+        http=gateway.protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=int(settings.drain_timeout + GRACE),
+    )
+    server = Server(config)
+    stopping = _stop_on_signals()
+    gateway.tell_start(*listening.getsockname()[:2])
+    try:
+        async with asyncio.TaskGroup() as group:
+            control = group.create_task(gateway.run(), name="control loop")
+            served = group.create_task(server.serve([listening]), name="server")
+            group.create_task(_stop(gateway, server, stopping, settings), name="stop")
+            await served
+            control.cancel()
+            stopping.set()
+    except Exception as error:
+        log.error("the gateway ends: a part of it has failed", exc_info=error)
+        return 1
+    log.info("stopped")
+    return 0
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def stop() -> None:
+        if stopping.is_set():
+            os._exit(1)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    return stopping
+
+
+async def _stop(gateway: Gateway, server: Server, stopping: asyncio.Event, settings: Settings) -> None:
+    await stopping.wait()
+    if server.should_exit:
+        return
+    log.info("stopping", lame_duck=settings.lame_duck, drain_timeout=settings.drain_timeout)
+    gateway.begin_shutdown()
+    await asyncio.sleep(settings.lame_duck)
+    server.should_exit = True
+    await gateway.datapath.drain(settings.drain_timeout)
