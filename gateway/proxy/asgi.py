@@ -1,25 +1,29 @@
-"""The portable adapter: the inference endpoints as a raw ASGI app. Slower than the protocol, same code behind it.
+"""The portable adapter: the inference endpoints as a raw ASGI app, for any server; slower, with the same code behind it.
 
-It is the oracle in tests, and what answers when the gateway's app runs under another server. ASGI has no way to cut an
-answer: returning before its end makes the server close the connection.
+The answer comes in through a sink that is called synchronously and goes out through `send`, which may wait: in between
+lies a bounded queue. A second task waits for the client to leave. ASGI has no way to cut an answer: returning before its
+end makes the server close the connection.
 """
 
 import asyncio
 from collections import deque
-from typing import Any
 
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import GatewayError, NotFound
 from gateway.proxy.datapath import DataPath
-from gateway.proxy.exchange import Exchange
-from gateway.proxy.headers import Headers, RequestHead, too_large
+from gateway.proxy.exchange import Exchange, error_headers
+from gateway.proxy.headers import MAX_HEADERS, Headers, HeadersTooLarge, RequestHead, too_large
 from gateway.proxy.request import Request
-from gateway.proxy.routes import ENDPOINTS, find
+from gateway.proxy.routes import ENDPOINTS, Endpoint, find
 from gateway.proxy.upstream import Relay
 
-QUEUED = 65536  # bytes of an answer that wait for the client
+HIGH_WATER = 65536  # bytes of an answer that wait for the client
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was whole."""
 
 
 def inference_routes(path: DataPath) -> list[Route]:
@@ -29,98 +33,101 @@ def inference_routes(path: DataPath) -> list[Route]:
 
 
 class InferenceEndpoint:
-    """Raises GatewayError for what is refused before an exchange begins: the app's exception table answers."""
+    """Answers every path of the allow-list."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = find(scope.get("raw_path") or scope["path"].encode())
+        query = scope.get("query_string", b"")
+        target = (scope.get("raw_path") or scope["path"].encode()) + (b"?" + query if query else b"")
+        endpoint = find(target)
         if endpoint is None:  # another spelling of a known path
-            raise NotFound("There is no such endpoint.")
-        head = RequestHead(scope["headers"], self._path.withheld)
-        error = head.check(needs_host=False, max_body_bytes=self._path.limits.max_body_bytes)
-        if error is not None:
-            raise error
-        body = await self._read(receive)
-        if body is None:
+            await _refuse(send, NotFound("There is no such endpoint."))
             return
-        target = endpoint.path.encode() + (b"?" + scope["query_string"] if scope["query_string"] else b"")
-        sink = AsgiSink()
-        exchange = sink.exchange = Exchange(self._path, Request(endpoint, target, head, body), sink)
-        exchange.begin()
-        leaving = asyncio.create_task(_watch(receive, exchange, sink))
         try:
-            await sink.write_to(send)
+            request = await self._read(endpoint, target, scope, receive)
+        except ClientGoneError:
+            self._path.recorder.client_left("body")
+            return
+        except GatewayError as error:
+            self._path.recorder.finished("other", endpoint.path, error.status, 0.0, None)
+            await _refuse(send, error)
+            return
+        sink = AsgiSink(whole_only=scope["http_version"] == "1.0")
+        exchange = sink.exchange = Exchange(self._path, request, sink)
+        watcher = asyncio.create_task(_watch(receive, exchange, sink))
+        try:
+            exchange.begin()
+            await sink.pump(send)
         finally:
-            leaving.cancel()
+            watcher.cancel()
             exchange.client_gone()  # nothing, when the answer was given
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body; None when the client has left."""
-        parts, size, limit = [], 0, self._path.limits.max_body_bytes
-        while True:
+    async def _read(self, endpoint: Endpoint, target: bytes, scope: Scope, receive: Receive) -> Request:
+        headers: Headers = list(scope["headers"])
+        if len(headers) > MAX_HEADERS:
+            raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} header fields.")
+        head = RequestHead(headers, self._path.withheld)
+        limit = self._path.limits.max_body_bytes
+        if (error := head.check(needs_host=scope["http_version"] == "1.1", max_body_bytes=limit)) is not None:
+            raise error
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
             message = await receive()
-            if message["type"] != "http.request":
-                return None
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if limit and size > limit:
                 raise too_large(limit)
-            if not message.get("more_body"):
-                return b"".join(parts)
-
-
-async def _watch(receive: Receive, exchange: Exchange, sink: "AsgiSink") -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    exchange.client_gone()
-    sink.cut()
+            more = message.get("more_body", False)
+        return Request(endpoint, target, head, parts[0] if len(parts) == 1 else b"".join(parts))
 
 
 class AsgiSink:
-    """Messages in line for the client."""
+    """The queue between an exchange and `send`. `whole_only`: the server cannot frame a stream for this client."""
 
     verbatim = False
-    exchange: Exchange
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole_only: bool = False) -> None:
+        self.exchange: Exchange | None = None
         self._messages: deque[Message] = deque()
+        self._size = 0
         self._news = asyncio.Event()
-        self._queued = 0
         self._over = False
+        self._whole_only = whole_only
 
-    async def write_to(self, send: Send) -> None:
-        """Send what comes until the answer ends or is cut."""
+    async def pump(self, send: Send) -> None:
+        """Send what comes until the answer is over or cut."""
         while True:
-            while self._messages:
+            while self._messages and (self._over or not self._whole_only):
                 message = self._messages.popleft()
-                self._queued -= len(message.get("body", b""))
                 await send(message)
-                if self._queued <= QUEUED:
+                self._size -= len(message.get("body", b""))
+                if self._size <= HIGH_WATER // 4 and self.exchange is not None:
                     self.exchange.resume()
             if self._over:
                 return
             self._news.clear()
             await self._news.wait()
 
-    def _put(self, message: dict[str, Any]) -> None:
-        self._messages.append(message)
-        self._queued += len(message.get("body", b""))
-        if self._queued > QUEUED:
-            self.exchange.pause()
-        self._news.set()
+    def leave(self) -> None:
+        """Nobody reads any more."""
+        self._messages.clear()
+        self.cut()
 
     def start(self, status: int, headers: Headers, length: int | None, body: bytes, end: bool) -> None:
-        if length is None and end:
-            length = len(body)
-        framing = [] if length is None else [(b"content-length", b"%d" % length)]
-        self._put({"type": "http.response.start", "status": status, "headers": [*headers, *framing]})
+        fields = list(headers)
+        if status not in (204, 304) and (length is not None or end):
+            fields.append((b"content-length", b"%d" % (len(body) if length is None else length)))
+        self._put({"type": "http.response.start", "status": status, "headers": fields})
         if body or end:
             self.send(body, end)
 
     def start_verbatim(self, status: int, headers: Headers, chunks: bytes) -> Relay:
-        raise GatewayError("An ASGI answer has no framing of its own.")
+        raise NotImplementedError("ASGI servers frame the body themselves")
 
     def send(self, body: bytes, end: bool) -> None:
         self._put({"type": "http.response.body", "body": body, "more_body": not end})
@@ -134,5 +141,35 @@ class AsgiSink:
         self._news.set()
 
     def finish(self) -> None:
-        self._over = True
+        if self._whole_only:
+            self._make_whole()
+        self.cut()
+
+    def _make_whole(self) -> None:
+        """One message with its length: HTTP/1.0 knows no chunks."""
+        start, *rest = self._messages
+        body = b"".join(message["body"] for message in rest)
+        if not any(name == b"content-length" for name, _ in start["headers"]) and start["status"] not in (204, 304):
+            start["headers"].append((b"content-length", b"%d" % len(body)))
+        self._messages = deque((start, {"type": "http.response.body", "body": body, "more_body": False}))
+
+    def _put(self, message: Message) -> None:
+        self._messages.append(message)
+        self._size += len(message.get("body", b""))
+        if self._size > HIGH_WATER and not self._whole_only and self.exchange is not None:
+            self.exchange.pause()
         self._news.set()
+
+
+async def _watch(receive: Receive, exchange: Exchange, sink: AsgiSink) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.client_gone()
+    sink.leave()
+
+
+async def _refuse(send: Send, error: GatewayError) -> None:
+    body = error.body()
+    headers = [*error_headers(error), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

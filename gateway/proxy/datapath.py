@@ -129,7 +129,7 @@ class DataPath:
             client.tick(now)
         for url, pool in list(self._pools.items()):
             pool.sweep(now, SWEEP)
-            if not pool.open:
+            if pool.unused:
                 del self._pools[url]
 
     async def drain(self, timeout: float) -> None:

@@ -1,11 +1,13 @@
-"""The default adapter of the data path: uvicorn's HTTP protocol, which answers the inference endpoints itself.
+"""The default adapter: a protocol of uvicorn that answers the inference routes itself and lets all else fall through.
 
-On the fast path nothing is awaited and no task is made: parse, begin an exchange, and the replica's bytes go straight to
-this transport. Everything that is no inference request falls through to uvicorn and the ASGI app. While an answer runs,
-bytes that the client sends ahead are kept, a little of them; two requests in one read are answered one, then closed. A
-client that closes its sending side counts as gone, as it does for vLLM: closing is how one cancels.
+On the fast path nothing is awaited and no task is made. One message is looked at at a time: while an answer is under way
+further bytes of the client are kept, a bounded number of them, and fed when it has ended; a second message in the bytes that
+ended the first is not answered, the connection is closed after the first. A client that closes its sending side after a whole
+request has left, as vLLM and nginx take it, too. Where an error is told before the body was read, the rest is read and
+dropped for a while, so that the client can read the error.
 """
 
+from enum import IntEnum
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -20,285 +22,347 @@ from gateway.proxy.request import Request
 from gateway.proxy.routes import Endpoint, find
 from gateway.proxy.upstream import Relay
 
-AHEAD = 65536  # bytes that a client may send before it has its answer
-LINGER = 2.0  # seconds that a refused client has to read the answer before it is cut
-BODYLESS = frozenset((204, 304))
+AHEAD = 65536  # bytes of further requests that are kept while one is answered; then reading stops
+LINGER = 5.0  # seconds without a byte for which the rest of a refused body is awaited
+UPLOAD_TIMEOUT = 60.0  # seconds without a byte of a request that has begun
+FLUSH = 5.0  # seconds in which a client has to take what was written before its connection was closed
+_BODYLESS = (204, 304)
+
+
+class Stage(IntEnum):
+    """How far the message of the client is that is looked at."""
+
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+    WHOLE = 3  # and its answer is not
 
 
 class InferenceProtocol(HttpToolsProtocol):
-    """One client connection; also the sink of its exchanges."""
+    """One connection of a client, and the sink of its exchanges. `datapath` comes with the subclass."""
 
     datapath: ClassVar[DataPath]
+    exchange: Exchange | None = None
     verbatim = True
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._exchange: Exchange | None = None
-        self._endpoint: Endpoint | None = None  # of the request that is being read
-        self._head: RequestHead | None = None
-        self._parts: list[bytes] = []
-        self._size = 0  # of the parts
-        self._in_head = True
-        self._head_bytes = 0
-        self._ahead = b""
-        self._feeding = self._ignoring = self._chunked = self._endless = False
-        self._keep = True
-        self._heard = monotonic()
+    _stage = Stage.IDLE
+    _endpoint: Endpoint | None = None  # of the message, when it is ours
+    _refusal: GatewayError | None = None
+    _head: RequestHead
+    _surplus = _lingering = _chunking = _endless = False
+    _keep = True
+    _ahead = b""
+    _head_bytes = _body_bytes = _reads = _seen_reads = 0
+    _quiet_since = 0.0
+    _parts: list[bytes]
 
     # transport
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._parts = []
+        self._quiet_since = monotonic()
         self.datapath.clients.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._reads += 1
+        if self._stage is Stage.WHOLE:
+            self._keep_ahead(data)
+            return
+        if self._lingering:
+            return
+        if self.timeout_keep_alive_task is not None:
+            self._unset_keepalive_if_required()
+        if self._stage <= Stage.HEAD:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._malformed()
+            return
+        except httptools.HttpParserUpgrade:
+            pass  # refused where it is ours, ignored where it is not
+        if self._refusal is not None:
+            self._tell_refusal(self._refusal)
+        elif self._stage >= Stage.WHOLE:
+            if self._endpoint is not None:
+                self._begin()
+        elif self._stage <= Stage.HEAD and self._head_bytes > MAX_HEAD_BYTES:
+            self._tell_refusal(_head_too_large())
+
+    def eof_received(self) -> None:
+        self._client_gone()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.datapath.clients.discard(self)
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            exchange.client_gone()
+        self._client_gone()
+        self._ahead = b""
         super().connection_lost(exc)
 
-    def eof_received(self) -> None:
-        exchange, self._exchange = self._exchange, None
+    def _client_gone(self) -> None:
+        exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone()
-            self.transport.abort()
+        elif self._stage is Stage.BODY and self._endpoint is not None and not self._lingering:
+            self.datapath.recorder.client_left("body")
+            self._endpoint = None
 
     def pause_writing(self) -> None:
-        if self._exchange is not None:
-            self._exchange.pause()
         super().pause_writing()
+        if self.exchange is not None:
+            self.exchange.pause()
 
     def resume_writing(self) -> None:
-        if self._exchange is not None:
-            self._exchange.resume()
         super().resume_writing()
+        if self.exchange is not None:
+            self.exchange.resume()
 
     def shutdown(self) -> None:
-        if self._exchange is not None:
+        if self._endpoint is not None and (self.exchange is not None or self._stage is Stage.BODY):
             self._keep = False
         else:
             super().shutdown()
 
     def tick(self, now: float) -> None:
-        """Once a second: close a connection on which nothing has happened for long."""
-        busy = self._exchange is not None or (self.cycle is not None and not self.cycle.response_complete)
-        if not busy and now - self._heard > self.timeout_keep_alive:
-            self.transport.close()
-
-    def data_received(self, data: bytes) -> None:
-        if self._ignoring:
+        """Called once a second: connections that are idle for too long, or whose request does not come."""
+        if self._reads != self._seen_reads or self._stage is Stage.WHOLE:
+            self._seen_reads, self._quiet_since = self._reads, now
             return
-        if self._exchange is not None:
-            self._ahead += data
-            if len(self._ahead) > AHEAD:
-                self.transport.pause_reading()
-            return
-        self._unset_keepalive_if_required()
-        self._heard = monotonic()
-        self._feed(data)
-
-    def _feed(self, data: bytes) -> None:
-        self._feeding = True
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:  # not spoken here; a request that offers it is answered as it is
-            self._keep = False
-        except httptools.HttpParserError as error:
-            self._refuse_malformed(error)
-        finally:
-            self._feeding = False
-        if self._in_head and not self._ignoring:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse_request(_too_large_head())
+        if self._lingering:
+            limit = LINGER
+        elif self._stage is Stage.IDLE:
+            limit = float(self.timeout_keep_alive)
+        elif self._endpoint is None and self._stage is Stage.BODY:
+            return  # the framework's
+        else:
+            limit = UPLOAD_TIMEOUT
+        if now - self._quiet_since >= limit:
+            self.transport.abort()
 
     # parser
 
     def on_message_begin(self) -> None:
-        if self._exchange is not None or not self._keep or (self.cycle and not self.cycle.response_complete):
-            self._overrun()
+        if self._stage is not Stage.IDLE:
+            self._surplus, self._keep = True, False
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
             return
+        self._stage = Stage.HEAD
         self.url = b""
         self.headers = []
-        self.expect_100_continue = False
-        self._endpoint, self._in_head, self._head_bytes = None, True, 0
-
-    def _overrun(self) -> None:
-        """A request behind one that has no answer yet, in one read: it is not taken, and the connection ends."""
-        self._keep, self._ignoring = False, True
-        if self._exchange is None and self.cycle is not None:
-            self.cycle.keep_alive = False
 
     def on_url(self, url: bytes) -> None:
-        if not self._ignoring:
-            super().on_url(url)
+        if not self._surplus:
+            self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._ignoring or not self._in_head:
-            return
-        super().on_header(name, value)
-        if len(self.headers) > MAX_HEADERS:
-            self._refuse_request(_too_large_head())
+        if not self._surplus and self._stage is Stage.HEAD:  # else a trailer
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
-        if self._ignoring:
+        if self._surplus:
             return
-        parser = self.parser
-        if parser.get_method() != b"POST" or (endpoint := find(self.url)) is None:
+        self._stage = Stage.BODY
+        endpoint = self._endpoint = find(self.url) if self.parser.get_method() == b"POST" else None
+        version = self.parser.get_http_version()
+        self._refusal = self._refused_head(version)
+        if self._refusal is not None:
+            return
+        if endpoint is None:
             self._fall_through()
             return
         head = self._head = RequestHead(self.headers, self.datapath.withheld)
-        self._endpoint, self._parts, self._size = endpoint, [], 0
-        modern = parser.get_http_version() == "1.1"
-        self.verbatim, self._keep = modern, modern and parser.should_keep_alive()
-        error = head.check(needs_host=modern, max_body_bytes=self.datapath.limits.max_body_bytes)
-        if error is not None:
-            self._refuse_request(error)
-        elif head.expects_continue:
+        self.verbatim = version == "1.1"
+        self._keep = self.verbatim and self.parser.should_keep_alive()
+        if self.parser.should_upgrade():
+            self._refusal = InvalidRequest("This endpoint speaks plain HTTP/1.1: send the request without Upgrade.")
+            return
+        self._refusal = head.check(needs_host=self.verbatim, max_body_bytes=self.datapath.limits.max_body_bytes)
+        if head.expects_continue and self.verbatim and self._refusal is None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _fall_through(self) -> None:
-        """No inference request: uvicorn's own way."""
+    def _refused_head(self, version: str) -> GatewayError | None:
+        if len(self.headers) > MAX_HEADERS or (self._head_bytes > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES):
+            return _head_too_large()
         if not self.url.startswith(b"/"):
-            self._refuse_request(InvalidRequest("The request target must be a path."))
-            return
-        url, headers, expects = self.url, self.headers, self.expect_100_continue
+            return InvalidRequest("The request target must be a path.")
+        if self._endpoint is None:
+            hosts = sum(name == b"host" for name, _ in self.headers)
+            if hosts > 1 or (version == "1.1" and not hosts):
+                return InvalidRequest("Exactly one Host header is needed.")
+        return None
+
+    def _size_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _fall_through(self) -> None:
+        """The message is the framework's."""
+        url, headers = self.url, self.headers
         super().on_message_begin()
-        self.url, self.expect_100_continue = url, expects
+        self.url = url
         self.headers += headers
+        self.expect_100_continue = any(n == b"expect" and v.lower() == b"100-continue" for n, v in headers)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if self._ignoring:
+        if self._surplus or self._refusal is not None:
             return
         if self._endpoint is None:
             super().on_body(body)
             return
         self._parts.append(body)
-        self._size += len(body)
+        self._body_bytes += len(body)
         limit = self.datapath.limits.max_body_bytes
-        if limit and self._size > limit:
-            self._refuse_request(too_large(limit))
+        if limit and self._body_bytes > limit:
+            self._refusal = too_large(limit)
 
     def on_message_complete(self) -> None:
-        if self._ignoring:
+        if self._surplus or self._refusal is not None:
             return
-        endpoint, head = self._endpoint, self._head
-        if endpoint is None or head is None:
+        self._stage = Stage.WHOLE
+        if self._endpoint is None:
             super().on_message_complete()
-            return
-        parts, self._parts = self._parts, []
-        self._endpoint = self._head = None
+            if self.cycle.response_complete:
+                self._stage = Stage.IDLE
+                self._head_bytes = 0
+
+    # requests
+
+    def _begin(self) -> None:
+        assert self._endpoint is not None
+        parts, self._parts, self._body_bytes = self._parts, [], 0
         body = parts[0] if len(parts) == 1 else b"".join(parts)
-        exchange = self._exchange = Exchange(self.datapath, Request(endpoint, self.url, head, body), self)
+        parts.clear()
+        request = Request(self._endpoint, self.url, self._head, body)
+        exchange = self.exchange = Exchange(self.datapath, request, self)
+        if self.flow.write_paused:
+            exchange.pause()
         exchange.begin()
 
-    # refusals before there is an exchange
+    def on_response_complete(self) -> None:
+        """The framework has answered."""
+        super().on_response_complete()
+        if self._stage is Stage.WHOLE and not self.transport.is_closing():
+            self._next()
 
-    def _refuse_malformed(self, error: httptools.HttpParserError) -> None:
-        if self._exchange is not None:
-            self._keep, self._ignoring = False, True
-        elif not self._ignoring:
-            self._refuse_request(InvalidRequest(f"The request is no valid HTTP: {error}."))
+    def _next(self) -> None:
+        """The answer is over: on to what the client has sent meanwhile."""
+        self._stage = Stage.IDLE
+        self._endpoint = None
+        self._head_bytes = 0
+        self._reads += 1
+        if self._ahead:
+            data, self._ahead = self._ahead, b""
+            self.flow.resume_reading()
+            self.data_received(data)
 
-    def _refuse_request(self, error: GatewayError) -> None:
-        """Answer at once and take nothing more; the client has a moment to read the answer before it is cut."""
-        self._keep, self._ignoring = False, True
-        headers = error_headers(error)
-        if self._head is not None:
-            headers.append((b"x-request-id", self._head.request_id))
+    def _keep_ahead(self, data: bytes) -> None:
+        if self._surplus:
+            return
+        self._ahead += data
+        if len(self._ahead) > AHEAD:
+            self.flow.pause_reading()
+
+    def _malformed(self) -> None:
+        if self._refusal is not None:
+            self._tell_refusal(self._refusal)
+        elif self._stage is Stage.WHOLE:  # a good message, and junk behind it
+            self._surplus, self._keep = True, False
+            if self._endpoint is not None:
+                self._begin()
+            elif self.cycle is not None:
+                self.cycle.keep_alive = False
+        elif self._stage is Stage.BODY and self._endpoint is None:
+            self.transport.close()  # the framework may have begun to answer
+        else:
+            self._tell_refusal(InvalidRequest("The request is not valid HTTP/1.1."))
+
+    def _tell_refusal(self, error: GatewayError) -> None:
+        """Answer before the request is whole, then close in a way that lets the client read it."""
+        if self._lingering:
+            return
+        self._lingering, self._keep = True, False
+        self._parts.clear()
+        if self._endpoint is not None:
+            self.datapath.recorder.finished("other", self._endpoint.path, error.status, 0.0, None)
         body = error.body()
-        self._parts = []
-        self.start(error.status, headers, len(body), body, True)
-        endpoint = self._endpoint.path if self._endpoint is not None else "other"
-        self.datapath.recorder.finished("other", endpoint, error.status, 0.0, None)
+        self.start(error.status, error_headers(error), len(body), body, True)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER, self.transport.abort)
+        else:
+            self.transport.close()
 
     # sink
 
     def start(self, status: int, headers: Headers, length: int | None, body: bytes, end: bool) -> None:
-        if length is None and end:
-            length = len(body)
-        parts = _head_lines(status, headers)
-        self._chunked = self._endless = False
-        if length is not None:
-            if status not in BODYLESS:
-                parts.append(b"content-length: %d\r\n" % length)
+        parts = _head_parts(status, headers)
+        self._chunking = self._endless = False
+        if status in _BODYLESS:
+            body = b""
+        elif length is not None or end:
+            parts.append(b"content-length: %d\r\n" % (len(body) if length is None else length))
         elif self.verbatim:
-            self._chunked = True
+            self._chunking = True
             parts.append(b"transfer-encoding: chunked\r\n")
         else:  # HTTP/1.0: the body ends with the connection
             self._keep, self._endless = False, True
         parts.append(b"\r\n" if self._keep else b"connection: close\r\n\r\n")
-        if self._chunked:
-            if body:
-                parts += (b"%x\r\n" % len(body), body, b"\r\n")
-        else:
-            parts.append(body)
+        parts.append(_framed(body, end) if self._chunking else body)
         self.transport.write(b"".join(parts))
 
     def start_verbatim(self, status: int, headers: Headers, chunks: bytes) -> Relay:
-        parts = _head_lines(status, headers)
-        self._chunked, self._endless = True, False
+        parts = _head_parts(status, headers)
+        self._chunking, self._endless = True, False
         parts.append(b"transfer-encoding: chunked\r\n")
         parts.append(b"\r\n" if self._keep else b"connection: close\r\n\r\n")
         parts.append(chunks)
-        self.transport.write(b"".join(parts))
-        return self.transport.write
+        write: Relay = self.transport.write
+        write(b"".join(parts))
+        return write
 
     def send(self, body: bytes, end: bool) -> None:
-        if not self._chunked:
-            self.transport.write(body)
-        elif end:
-            last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n"
-            self.transport.write(last)
-        else:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        self.transport.write(_framed(body, end) if self._chunking else body)
 
     def interrupt(self, event: bytes) -> None:
-        self.transport.write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
-        self.cut()
+        self.transport.write(_framed(event, False) if self._chunking else event)
+        self._close()
 
     def cut(self) -> None:
-        """What was written still goes out, but no end: the client can tell that this is not the whole answer."""
-        self._exchange, self._ignoring = None, True
-        if self._endless:
-            self.transport.abort()
-        else:
-            self.transport.close()
+        """Close without an end. Where only the end of the connection would end the answer, a reset tells it was cut."""
+        self._close(abort=self._endless)
 
     def finish(self) -> None:
-        self._exchange = None
+        self.exchange = None
         self.server_state.total_requests += 1
-        if not self._keep or self.transport.is_closing():
-            self._ignoring = True
+        if self._keep:
+            self._next()
+        else:
+            self._close()
+
+    def _close(self, abort: bool = False) -> None:
+        self.exchange = None
+        self._endpoint = None
+        if abort:
+            self.transport.abort()
+        elif not self.transport.is_closing():
             self.transport.close()
-            return
-        self._heard = monotonic()
-        if self._ahead:
-            self.loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        """The bytes that came before the last answer was given."""
-        if self._exchange is None and not self.transport.is_closing():
-            ahead, self._ahead = self._ahead, b""
-            self.transport.resume_reading()
-            self.data_received(ahead)
+            self.loop.call_later(FLUSH, self.transport.abort)
 
 
-def _head_lines(status: int, headers: Headers) -> list[bytes]:
+def _head_parts(status: int, headers: Headers) -> list[bytes]:
     parts = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status]
     for name, value in headers:
         parts += (name, b": ", value, b"\r\n")
     return parts
 
 
-def _too_large_head() -> GatewayError:
-    return HeadersTooLarge(f"The request's head is larger than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields.")
+def _framed(body: bytes, end: bool) -> bytes:
+    if not body:
+        return b"0\r\n\r\n" if end else b""
+    return b"%x\r\n%b\r\n%b" % (len(body), body, b"0\r\n\r\n" if end else b"")
+
+
+def _head_too_large() -> GatewayError:
+    return HeadersTooLarge(f"The head of the request is larger than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields.")
 
 
 def protocol_class(path: DataPath) -> type[InferenceProtocol]:

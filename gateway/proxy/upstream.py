@@ -245,6 +245,11 @@ class Pool:
         self.authority = parts.netloc.rpartition("@")[2].encode()
         self.open: set[Connection] = set()
         self.idle: list[Connection] = []
+        self._connecting = 0
+
+    @property
+    def unused(self) -> bool:
+        return not self.open and not self._connecting
 
     def take(self, now: float) -> Connection | None:
         """An idle connection, if there is one that the replica surely keeps open."""
@@ -273,11 +278,13 @@ class Pool:
         loop = asyncio.get_running_loop()
         connection = Connection(self)
         made = False
+        self._connecting += 1
         try:
             async with asyncio.timeout(seconds or None):
                 await loop.create_connection(lambda: connection, self._host, self._port, ssl=self._ssl)
             made = True
         finally:
+            self._connecting -= 1
             if not made and connection in self.open:
                 connection.abort()
         return connection
