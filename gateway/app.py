@@ -109,13 +109,18 @@ def _keeper(settings: Settings, registry: Registry, metrics: Metrics, events: Ev
     if settings.snapshots != "off":
         where = settings.snapshot_dir
         snapshots = Snapshots(settings.adapter_dir, where, settings.snapshots, settings.snapshot_grace)
+
+    def note_scan(seconds: float) -> None:
+        metrics.scanned(seconds)
+        registry.scans += 1
+
     directory = Directory(
         settings.adapter_dir,
         depth=settings.adapter_depth,
         rules=rules,
         snapshots=snapshots,
         scan_interval=settings.scan_interval,
-        on_scan=metrics.scanned,
+        on_scan=note_scan,
     )
     return CatalogKeeper(
         registry, directory, settings.guard_interval, snapshots, _paths(settings), events, metrics, time.monotonic

@@ -78,7 +78,6 @@ class CatalogKeeper:
         self._take(await self._directory.rescan())
 
     def _take(self, catalog: Catalog) -> None:
-        self._registry.scans = self._directory.scans
         old = self._registry.catalog
         if catalog is old and self._registry.scanned:
             return

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import uvicorn
 
-from gateway.process import Server
 from gateway.app import Gateway, build
 from gateway.core.addresses import Address
+from gateway.process import Server
 from gateway.settings import Settings
 from gateway.settings_kinds import Secret
 from replica.sim import Options, Sim

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -475,3 +476,48 @@ async def test_inotify_network_fs_a_folder_without_any_event_is_served_when_name
         put(tmp_path, "alpha")
         assert (await gateway.chat("alpha")).status_code == 200
         assert (await gateway.status())["gateway"]["watch"] in ("events", "polling")
+
+
+async def test_unload_in_flight_a_removed_adapter_is_unknown_at_once_and_unloaded_after_its_stream(tmp_path: Path) -> None:
+    put(tmp_path / "adapters", "alpha"), put(tmp_path / "adapters", "beta", seed=1)
+    async with replicas(1, token_seconds=0.1) as fleet, running(tmp_path / "adapters", *fleet.all) as gateway:
+        await gateway.becomes("alpha", "ready")
+        body = {"model": "alpha", "prompt": "hi", "max_tokens": 30, "stream": True}
+        async with gateway.client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            shutil.rmtree(tmp_path / "adapters" / "alpha")
+
+            async def unknown() -> bool:
+                return (await gateway.chat("alpha")).status_code == 404
+
+            await until_true(unknown)
+            assert unloads(fleet.all[0]) == []
+            rest = [line async for line in lines]
+        assert "data: [DONE]" in rest
+        await until(lambda: unloads(fleet.all[0]) == ["alpha"])
+        assert (await gateway.chat("beta")).status_code == 200
+
+
+async def test_same_name_new_weights_flip_without_a_gap_and_never_back(tmp_path: Path) -> None:
+    put(tmp_path, "alpha", seed=1)
+    async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.becomes("alpha", "ready")
+        old = await gateway.text("alpha")
+        put(tmp_path, "alpha", seed=2)
+        seen: dict[str, list[str]] = {}
+
+        async def flipped() -> bool:
+            answer = await gateway.chat("alpha")
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["model"] == "alpha"
+            text = answer.json()["choices"][0]["message"]["content"]
+            seen.setdefault(answer.headers["x-lora-gateway-replica"], []).append(text)
+            return len(seen) == 2 and all(texts[-1] != old for texts in seen.values())
+
+        await until_true(flipped)
+        for texts in seen.values():
+            assert texts == sorted(texts, key=lambda text: text != old), "an old answer after a new one"
+        await until(lambda: all(unloads(sim) == ["alpha"] for sim in fleet.all))
+        assert [len(loads(sim)) for sim in fleet.all] == [2, 2]
+        assert not any("load_inplace" in call.body for sim in fleet.all for call in sim.journal.loads())

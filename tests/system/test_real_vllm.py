@@ -248,7 +248,7 @@ async def test_a_removed_folder_is_unknown_and_its_adapter_is_unloaded(fleet: Fl
 
 async def test_deleted_files_kill_no_engine_even_when_the_adapter_was_evicted(fleet: Fleet) -> None:
     """vLLM reads an evicted adapter again from its path, and dies when the files are gone: it reads the snapshot."""
-    others = {f"other-{number}": "abcdefg"[number:] + "xyz" for number in range(4)}
+    others = {f"other-{number}": "abcde"[number:] + "xyz" for number in range(4)}
     for name, says in {"removed": "brisk", **others}.items():
         fleet.put(name, says)
         await fleet.everywhere(name, says * 2)
