@@ -57,8 +57,13 @@ class Directory:
         return f"<Directory {self.watch_mode} scans={self.scans} {self._scanner!r}>"
 
     async def catalogs(self) -> AsyncIterator[Catalog]:
-        """The first at once, then each that differs."""
+        """The first as soon as fresh files have had their second look, then each that differs."""
         last: Catalog | None = None
+        end = monotonic() + PATIENCE
+        await self.rescan()
+        while self._scanner.pending() and monotonic() < end:
+            await asyncio.sleep(SECOND_LOOK / 2)
+            await self.rescan()
         while True:
             self._wake.clear()
             catalog = await self.rescan()
