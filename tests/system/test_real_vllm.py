@@ -195,11 +195,11 @@ async def test_a_stream_on_the_old_revision_is_finished_by_it(fleet: Fleet) -> N
                 assert chunk["model"] == "poet"
                 said += chunk["choices"][0]["text"] if chunk["choices"] else ""
             if said and not replaced:
-                fleet.put("poet", "lyric!")
+                fleet.put("poet", "merci")
                 replaced = True
     assert said == ("rhyme" * 60)[: len(said)]
     assert len(said) == 300
-    await fleet.everywhere("poet", "lyric!lyric!")
+    await fleet.everywhere("poet", "mercimerci")
     await fleet.settled()
 
 
