@@ -1,9 +1,9 @@
 """Scans the adapter directory into a catalog: blocking, one scan at a time, and cheap where nothing changed.
 
-A scan is a function of the directory and of what the last ones saw. An unchanged folder costs a few looks at its files.
-One folder's trouble never touches another. When new bytes are incomplete or wrong, the old revision stays as long as its
-snapshot is whole, and the catalog tells both. A root that cannot be read, or is not the one it was and empty, keeps the
-last catalog.
+A scan is a function of the directory and of what the last ones saw. An unchanged folder costs a few looks at its
+files. One folder's trouble never touches another. When new bytes are incomplete or wrong, the old revision stays as
+long as its snapshot is whole, and the catalog tells both. A root that cannot be read, or is not the one it was and
+empty, keeps the last catalog.
 """
 
 import os
@@ -71,6 +71,10 @@ class Scanner:
         """Names whose files are right but too fresh to be believed before the next look."""
         return {name for name, memory in self._memories.copy().items() if memory.pending}
 
+    def root_place(self) -> Place | None:
+        """Which folder the root was in the last scan; None when it could not be read."""
+        return self._listed.get("")
+
     def parents_changed(self) -> bool:
         """Whether a folder that was listed in the last scan has other names in it now. Costs one look each."""
         for rel, place in self._listed.items():
@@ -123,7 +127,8 @@ class Scanner:
                 continue
             missing_below.update(_lineage(memory.found.parent))
             if proof in (NEVER, SILENT) and not tree.truncated:
-                trouble = "the adapter directory is empty or was exchanged: is the share mounted? Its last state is kept"
+                where = memory.found.parent or "the adapter directory"
+                trouble = f"{where} is empty or was exchanged: is the share mounted? Its last state is kept"
         self._good |= {rel: place for rel, place in tree.listed.items() if rel not in missing_below}
         self._good = {rel: place for rel, place in self._good.items() if rel in tree.listed or rel in missing_below}
         return trouble

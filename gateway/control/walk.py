@@ -66,9 +66,11 @@ def place_of(path: str, layer: FileLayer) -> Place:
 class Walk:
     """One walk over `root`, `depth` levels deep; folders in `excluded` (absolute paths) are left out."""
 
-    def __init__(self, root: str, depth: int, layer: FileLayer, excluded: Iterable[str] = ()) -> None:
+    def __init__(
+        self, root: str, depth: int, layer: FileLayer, excluded: Iterable[str] = (), most: int = MAX_FOLDERS
+    ) -> None:
         self._root, self._depth, self._layer = root, depth, layer
-        self._excluded = frozenset(excluded)
+        self._excluded, self._most = frozenset(excluded), most
         self._real_root = root
         self._visited = 0
         self._tree = Tree()
@@ -81,7 +83,7 @@ class Walk:
     def _visit(self, rel: str, path: str, depth: int, chain: frozenset[tuple[int, int]], problem: Refused | None) -> None:
         """List one folder, note it when it is an adapter, and go on to its folders while `depth` allows."""
         self._visited += 1
-        if self._visited > MAX_FOLDERS:
+        if self._visited > self._most:
             self._tree.truncated = True
             return
         try:
