@@ -219,8 +219,9 @@ class Exchange:
 
     def relayed_all(self, connection: Connection) -> None:
         self._connection = None
+        status = connection.status
         connection.release(monotonic())
-        self._end(connection.status)
+        self._end(status)
         self._sink.finish()
 
     def lost(self, connection: Connection, kind: str) -> None:

@@ -1,10 +1,10 @@
 """The default adapter: a protocol of uvicorn that answers the inference routes itself and lets all else fall through.
 
 On the fast path nothing is awaited and no task is made. One message is looked at at a time: while an answer is under way
-further bytes of the client are kept, a bounded number of them, and fed when it has ended; a second message in the bytes that
-ended the first is not answered, the connection is closed after the first. A client that closes its sending side after a whole
-request has left, as vLLM and nginx take it, too. Where an error is told before the body was read, the rest is read and
-dropped for a while, so that the client can read the error.
+further bytes of the client are kept, a bounded number of them, and fed when it has ended; a second message in the bytes
+that ended the first is not answered, the connection is closed after the first. A client that closes its sending side after
+a whole request has left, as vLLM and nginx take it, too. Where an error is told before the body was read, the rest is read
+and dropped for a while, so that the client can read the error.
 """
 
 from enum import IntEnum
