@@ -53,9 +53,7 @@ class Metrics:
         build = Gauge(PREFIX + "build_info", "The version that runs.", ["version"], registry=self.registry)
         build.labels(version).set(1)
         self._request_child = cache(lambda model, endpoint, code: self._requests.labels(model, endpoint, code))
-        self._endpoint_children = cache(
-            lambda endpoint: (self._duration.labels(endpoint), self._first_byte.labels(endpoint))
-        )
+        self._endpoint_children = cache(lambda endpoint: (self._duration.labels(endpoint), self._first_byte.labels(endpoint)))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, help, labels, registry=self.registry)

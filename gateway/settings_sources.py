@@ -46,9 +46,7 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], config: str | 
     in_file = _file_values(file, "--config" if config else CONFIG_ENV) if file else {}
     in_env = _env_values(environ, here)
     in_flags = {
-        row.field: Given(flags[row.field], f"the flag {row.flag}", here)
-        for row in TABLE
-        if flags.get(row.field) is not None
+        row.field: Given(flags[row.field], f"the flag {row.flag}", here) for row in TABLE if flags.get(row.field) is not None
     }
     given = {**in_file, **in_env, **in_flags}
     values = {row.field: _parsed(row, given[row.field]) for row in TABLE if row.field in given}

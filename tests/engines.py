@@ -25,9 +25,7 @@ ENGINE = "LORA_GATEWAY_VLLM_PYTHON"
 class Server:
     """A server process under test: a real replica or a simulated one. `start` may be called again after it ended."""
 
-    def __init__(
-        self, command: Sequence[str], log: Path, *, port: int, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], log: Path, *, port: int, environment: Mapping[str, str] | None = None) -> None:
         self.port = port
         self.log = log
         self._command = [*command]
@@ -108,9 +106,7 @@ class Server:
             os.killpg(self._process.pid, signal.SIGKILL)
 
 
-def real_server(
-    model: Path, log: Path, *arguments: str, port: int = 0, environment: Mapping[str, str] | None = None
-) -> Server:
+def real_server(model: Path, log: Path, *arguments: str, port: int = 0, environment: Mapping[str, str] | None = None) -> Server:
     """A real replica, not started yet, in the lean layout, which serves the model as `tiny` unless told otherwise."""
     assert os.environ.get(ENGINE), f"{ENGINE} does not name a Python with vLLM (make test-vllm does it)"
     port = port or free_port()

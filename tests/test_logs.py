@@ -76,8 +76,7 @@ def test_keys_are_dropped_by_name_and_behind_bearer(format: str) -> None:
 
 def test_the_level_holds_for_both_kinds_and_libraries_do_not_chatter() -> None:
     statements = (
-        "log.info('ours')\nlogging.getLogger('x').info('theirs')\n"
-        "log.warning('kept')\nlogging.getLogger('httpx').info('GET')\n"
+        "log.info('ours')\nlogging.getLogger('x').info('theirs')\nlog.warning('kept')\nlogging.getLogger('httpx').info('GET')\n"
     )
     assert [event["event"] for event in events(logged("json", "warning", statements))] == ["kept"]
     assert [event["event"] for event in events(logged("json", "debug", statements))] == ["ours", "theirs", "kept"]

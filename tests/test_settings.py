@@ -25,9 +25,7 @@ def adapters(tmp_path: Path) -> Path:
     return folder
 
 
-def settings(
-    adapters: Path, environ: dict[str, str] | None = None, config: Path | None = None, **flags: object
-) -> Settings:
+def settings(adapters: Path, environ: dict[str, str] | None = None, config: Path | None = None, **flags: object) -> Settings:
     start = {"adapter_dir": str(adapters), "replica": ONE, **flags}
     return read({name: value for name, value in start.items() if value is not None}, environ or {}, str(config or ""))
 
@@ -162,9 +160,7 @@ def test_a_wrong_value_is_told_with_its_setting_and_source(adapters: Path, name:
     ids=["scheme", "no host", "port no number", "port too big", "query", "space", "open bracket"],
 )
 def test_a_wrong_replica_url_is_refused(adapters: Path, url: str) -> None:
-    assert mistake(adapters, replica=(url,)).startswith(
-        f"replica: {url!r} from the flag --replica must be http://HOST:PORT"
-    )
+    assert mistake(adapters, replica=(url,)).startswith(f"replica: {url!r} from the flag --replica must be http://HOST:PORT")
 
 
 def test_credentials_in_a_url_are_refused_and_not_repeated(adapters: Path) -> None:
@@ -224,9 +220,7 @@ def test_empty_variables_and_keys_count_as_not_set(adapters: Path, tmp_path: Pat
     ("text", "told"),
     [
         pytest.param("port: 1\nport: 2\n", "the key 'port' stands twice", id="key twice"),
-        pytest.param(
-            "scan-interval: 1\nscan_interval: 2\n", "once with dashes and once with underscores", id="two spellings"
-        ),
+        pytest.param("scan-interval: 1\nscan_interval: 2\n", "once with dashes and once with underscores", id="two spellings"),
         pytest.param("- port\n", "must hold `setting: value` lines", id="a list"),
         pytest.param("port: [1, 2]\n", "port: [1, 2] from the key port in ", id="a list where one value belongs"),
         pytest.param("port: true\n", "port: True from the key port in ", id="a truth value for a number"),

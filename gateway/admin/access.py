@@ -29,9 +29,7 @@ class Access:
             if not given or not hmac.compare_digest(given, self.key.encode()):
                 raise InvalidApiKey("This needs the admin key: Authorization: Bearer KEY.")
         elif action and not self.loopback_only:
-            raise AdminForbidden(
-                "Actions are closed: the gateway listens on more than loopback and has no --admin-api-key."
-            )
+            raise AdminForbidden("Actions are closed: the gateway listens on more than loopback and has no --admin-api-key.")
         elif action and not _is_local(request.headers.get("host", "")):
             raise AdminForbidden("Actions are closed under this host name: use localhost, or set --admin-api-key.")
         if action and _is_foreign(request):

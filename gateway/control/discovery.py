@@ -98,14 +98,10 @@ class DnsSource:
         try:
             rows = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         except OSError as error:
-            log.warning(
-                "the replicas' name cannot be resolved; keeping the last replicas", name=self._host, reason=str(error)
-            )
+            log.warning("the replicas' name cannot be resolved; keeping the last replicas", name=self._host, reason=str(error))
             return frozenset()
         hosts = {str(row[4][0]) for row in rows}
-        return frozenset(
-            Address.parse(f"http://[{h}]:{self._port}" if ":" in h else f"http://{h}:{self._port}") for h in hosts
-        )
+        return frozenset(Address.parse(f"http://[{h}]:{self._port}" if ":" in h else f"http://{h}:{self._port}") for h in hosts)
 
 
 def parse_replicas(text: str) -> frozenset[Address]:

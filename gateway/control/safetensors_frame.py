@@ -72,9 +72,7 @@ def parse_frame(header: bytes, size: int) -> Frame:
     position = start
     for tensor in tensors:
         if tensor.begin != position:
-            raise Invalid(
-                f"{_NAME} is corrupt: the data of {quoted(tensor.name)} leaves a gap or overlaps", "weights_corrupt"
-            )
+            raise Invalid(f"{_NAME} is corrupt: the data of {quoted(tensor.name)} leaves a gap or overlaps", "weights_corrupt")
         position = tensor.end
     if position > size:
         reason = f"{_NAME} has {size} of the {position} bytes that its header announces: still being written"

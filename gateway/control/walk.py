@@ -66,9 +66,7 @@ def place_of(path: str, layer: FileLayer) -> Place:
 class Walk:
     """One walk over `root`, `depth` levels deep; folders in `excluded` (absolute paths) are left out."""
 
-    def __init__(
-        self, root: str, depth: int, layer: FileLayer, excluded: Iterable[str] = (), most: int = MAX_FOLDERS
-    ) -> None:
+    def __init__(self, root: str, depth: int, layer: FileLayer, excluded: Iterable[str] = (), most: int = MAX_FOLDERS) -> None:
         self._root, self._depth, self._layer = root, depth, layer
         self._excluded, self._most = frozenset(excluded), most
         self._real_root = root

@@ -182,9 +182,7 @@ class Registry:
         if self._absent is None:
             if len(self.bases.groups) > 1:
                 names = ", ".join(self.bases.names)
-                raise InvalidRequest(
-                    f"'model' is missing and the replicas serve several base models: {names}", param="model"
-                )
+                raise InvalidRequest(f"'model' is missing and the replicas serve several base models: {names}", param="model")
             self._absent = self.bases.names[0] if self.bases.groups else ""
         return self._absent
 

@@ -69,9 +69,7 @@ class Story:
     def tell(self) -> None:
         fleet = self._fleet
         engine = "real vLLM replicas on the CPU" if fleet.engine == "vllm" else "simulated vLLM replicas"
-        console.print(
-            f"[bold]LoRA gateway demo[/]: {len(fleet.replicas)} {engine}, one gateway, one directory of adapters\n"
-        )
+        console.print(f"[bold]LoRA gateway demo[/]: {len(fleet.replicas)} {engine}, one gateway, one directory of adapters\n")
         self._start()
         self._models()
         self._cold_and_warm()

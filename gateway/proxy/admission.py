@@ -258,9 +258,7 @@ class Admission:
 
     def _too_late(self, route: Route) -> GatewayError:
         if route.seats:
-            return ReplicasBusy(
-                f"Every replica that serves '{route.label}' is at its limit of requests; try again shortly."
-            )
+            return ReplicasBusy(f"Every replica that serves '{route.label}' is at its limit of requests; try again shortly.")
         if route.adapter is not None and any(r.ready for r in self._registry.replicas()):
             wait = f"{self._bounds.load_wait:g}"
             return AdapterLoading(f"The LoRA adapter '{route.label}' was not loaded within {wait} s; it goes on loading.")

@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         "seen",
         "status",
         "transport",
+        "unwanted",
     )
 
     transport: asyncio.Transport
@@ -71,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._feed = self._parser.feed_data
         self._reading = True
         self.made_at = self.idle_since = 0.0
+        self.unwanted = False  # nobody waits for it any more; uvloop may make it even after a cancellation
         self._reset()
 
     def _reset(self) -> None:
@@ -152,6 +154,9 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        if self.unwanted:
+            self.transport.abort()
+            return
         self.made_at = monotonic()
         self.pool.open.add(self)
 
@@ -285,8 +290,11 @@ class Pool:
             made = True
         finally:
             self._connecting -= 1
-            if not made and connection in self.open:
-                connection.abort()
+            if not made:
+                connection.unwanted = True
+                if connection in self.open:
+                    connection.abort()
+                    self.open.discard(connection)  # uvloop closes it on cancellation and tells nobody
         return connection
 
     def sweep(self, now: float, period: float) -> None:

@@ -118,9 +118,7 @@ class Desk:
 
     @asynccontextmanager
     async def served(self, port: int = 0) -> AsyncIterator["Desk"]:
-        config = uvicorn.Config(
-            self.endpoints().app(), port=port, lifespan="off", log_config=None, timeout_graceful_shutdown=1
-        )
+        config = uvicorn.Config(self.endpoints().app(), port=port, lifespan="off", log_config=None, timeout_graceful_shutdown=1)
         server = _Server(config)
         running = asyncio.create_task(server.serve())
         try:

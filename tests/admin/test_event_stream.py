@@ -50,9 +50,7 @@ async def test_what_came_before_is_told_first_and_then_what_comes() -> None:
     desk.load(1, SQL)
     async with desk.served(), listening(desk) as events:
         first = await anext(events)
-        assert {"number": 1, "kind": "load", "adapter": "sql", "replica": "r1:8000", "seconds": 0.25}.items() <= (
-            first.items()
-        )
+        assert {"number": 1, "kind": "load", "adapter": "sql", "replica": "r1:8000", "seconds": 0.25}.items() <= (first.items())
         desk.die(1)
         second = await anext(events)
         assert (second["kind"], second["reason"]) == ("phase", "ready -> down: connection refused")

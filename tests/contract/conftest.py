@@ -31,9 +31,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def subject(kind: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     """The shared replica: two base names, two slots, four adapters in memory, ranks up to 16."""
     folder = tmp_path_factory.mktemp(f"contract-{kind}")
-    running = server(
-        kind, model, folder / "server.log", "tiny", "alias", max_loras="2", max_cpu_loras="4", max_lora_rank="16"
-    )
+    running = server(kind, model, folder / "server.log", "tiny", "alias", max_loras="2", max_cpu_loras="4", max_lora_rank="16")
     running.start()
     try:
         asyncio.run(running.healthy(STARTS_WITHIN))

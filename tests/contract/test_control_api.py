@@ -171,9 +171,7 @@ async def test_unknown_modules_are_refused_and_named(client: Client, subject: Su
         pytest.param({"use_rslora": True}, id="rslora"),
     ],
 )
-async def test_what_the_engine_does_not_check_is_accepted(
-    client: Client, subject: Subject, changes: dict[str, Any]
-) -> None:
+async def test_what_the_engine_does_not_check_is_accepted(client: Client, subject: Subject, changes: dict[str, Any]) -> None:
     await client.loaded(subject.adapter("abc", **changes))
 
 

@@ -84,9 +84,7 @@ async def test_files_changed_under_a_loaded_name_are_read_at_its_next_eviction(c
     assert await client.says(name, tokens=3) == "xyz"
 
 
-async def test_new_bytes_under_an_old_name_and_path_answer_wrongly_to_a_long_prompt(
-    client: Client, subject: Subject
-) -> None:
+async def test_new_bytes_under_an_old_name_and_path_answer_wrongly_to_a_long_prompt(client: Client, subject: Subject) -> None:
     assert trap_code("abc") != trap_code("xyz")
     folder = subject.adapter("abc")
     name = await client.loaded(folder)

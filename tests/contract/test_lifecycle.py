@@ -29,9 +29,7 @@ async def own(running: Server, kind: str, model: Path, folder: Path) -> AsyncIte
         await asyncio.to_thread(running.stop)
 
 
-async def test_an_adapter_whose_files_went_kills_the_engine_once_it_was_evicted(
-    kind: str, model: Path, tmp_path: Path
-) -> None:
+async def test_an_adapter_whose_files_went_kills_the_engine_once_it_was_evicted(kind: str, model: Path, tmp_path: Path) -> None:
     running = server(kind, model, tmp_path / "log", max_loras="2", max_cpu_loras="2")
     async with own(running, kind, model, tmp_path) as subject, subject.client() as client:
         started = await client.gauge("process_start_time_seconds")
@@ -147,9 +145,7 @@ def _without_runtime_loading(kind: str, model: Path, log: Path) -> Server:
     return Server(wanted.command, log, port=port, environment=environment)
 
 
-async def test_killed_and_started_again_on_its_port_it_has_forgotten_everything(
-    kind: str, model: Path, tmp_path: Path
-) -> None:
+async def test_killed_and_started_again_on_its_port_it_has_forgotten_everything(kind: str, model: Path, tmp_path: Path) -> None:
     running = server(kind, model, tmp_path / "log")
     async with own(running, kind, model, tmp_path) as subject, subject.client() as client:
         name = await client.loaded(subject.adapter("abc"))

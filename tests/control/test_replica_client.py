@@ -104,9 +104,9 @@ async def test_replica_key_goes_with_every_call() -> None:
         await client.models()
         await client.load("x", "/x")
         await client.unload("x")
-    assert [
-        b"authorization: Bearer " + KEY.encode() in head.replace(b"Authorization", b"authorization") for head in seen
-    ] == [True] * 4
+    assert [b"authorization: Bearer " + KEY.encode() in head.replace(b"Authorization", b"authorization") for head in seen] == [
+        True
+    ] * 4
 
 
 async def test_models_are_read_and_a_refused_key_is_told_apart() -> None:

@@ -205,9 +205,7 @@ def make_device(path: Path) -> None:
         pytest.skip("devices can be made by root only")
 
 
-@pytest.mark.parametrize(
-    "make", [make_fifo, make_folder, make_socket, make_device], ids=["fifo", "folder", "socket", "device"]
-)
+@pytest.mark.parametrize("make", [make_fifo, make_folder, make_socket, make_device], ids=["fifo", "folder", "socket", "device"])
 @pytest.mark.parametrize("name", [CONFIG, SAFETENSORS])
 def test_what_is_no_regular_file_is_invalid_and_never_waited_for(alpha: Path, name: str, make: Any) -> None:
     (alpha / name).unlink()

@@ -193,9 +193,7 @@ def test_hf_cache_without_refs_takes_the_only_commit_or_asks_for_one(tmp_path: P
     assert "no refs/main" in problem(tmp_path, "org/alpha")
 
 
-@pytest.mark.parametrize(
-    "main", ["../../..", "", "/etc", "a/b", "\xff"], ids=["up", "empty", "absolute", "slash", "binary"]
-)
+@pytest.mark.parametrize("main", ["../../..", "", "/etc", "a/b", "\xff"], ids=["up", "empty", "absolute", "slash", "binary"])
 def test_hf_cache_refs_that_name_no_commit_are_invalid(tmp_path: Path, main: str) -> None:
     hub_tree(tmp_path, "a" * 40, main=main)
     assert "names no commit" in problem(tmp_path, "org/alpha")

@@ -108,9 +108,7 @@ async def test_one_name_loaded_twice_under_running_streams_kills_the_engine(tmp_
         ("/v2/rerank", {"query": "x", "documents": ["y", "z"]}, "results"),
     ],
 )
-async def test_pooling_endpoints_tell_adapters_apart(
-    tmp_path: Path, path: str, body: dict[str, object], field: str
-) -> None:
+async def test_pooling_endpoints_tell_adapters_apart(tmp_path: Path, path: str, body: dict[str, object], field: str) -> None:
     async with Sim() as sim, client_of(sim) as client:
         names = [await client.loaded(adapter(tmp_path, say)) for say in ("abc", "def")]
         answers = [(await client.post(path, {"model": name, **body})).json() for name in (*names, "tiny")]

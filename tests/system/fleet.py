@@ -126,9 +126,7 @@ class Sims:
     all: list[Sim] = field(default_factory=list)
 
     async def start(self, **options: Any) -> Sim:
-        sim = await self.stack.enter_async_context(
-            Sim(Options(model_names=options.pop("model_names", ("base-a",)), **options))
-        )
+        sim = await self.stack.enter_async_context(Sim(Options(model_names=options.pop("model_names", ("base-a",)), **options)))
         self.all.append(sim)
         return sim
 

@@ -152,9 +152,7 @@ async def test_the_openai_client_gets_plain_and_streamed_answers(fleet: Fleet) -
         plain = await client.chat.completions.create(model="sql", messages=messages, max_tokens=8, temperature=0)
         assert plain.model == "sql"
         assert plain.choices[0].message.content == OLD * 2
-        stream = await client.chat.completions.create(
-            model="sql", messages=messages, max_tokens=8, temperature=0, stream=True
-        )
+        stream = await client.chat.completions.create(model="sql", messages=messages, max_tokens=8, temperature=0, stream=True)
         chunks = [chunk async for chunk in stream]
         assert {chunk.model for chunk in chunks} == {"sql"}
         assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == OLD * 2
