@@ -27,7 +27,7 @@ else
 endif
 
 test: $(VENV)/.installed ## every test that needs no engine (PYTEST="-k name" narrows it)
-	@$(BIN)/python -m pytest -m "not vllm" $(PYTEST)
+	@$(BIN)/python -m pytest -m "not vllm" -n 2 $(PYTEST)
 
 test-vllm: $(VENV)/.installed ## the contract and end-to-end tests on real vLLM replicas (makes their environment, 2.5 GB)
 	@scripts/test-vllm $(PYTEST)

@@ -1,6 +1,10 @@
-"""Every test of the data path that takes `setup` runs on both adapters and on both event loops."""
+"""Every test of the data path that takes `setup` runs on both adapters, on uvloop, which is what the gateway runs on.
+
+TEST_ALL_LOOPS=1 runs them on asyncio's own loop too; tests/system runs the default adapter on that one in any case.
+"""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,7 +26,9 @@ def setup(request: pytest.FixtureRequest) -> Setup:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    if "setup" in getattr(item, "fixturenames", ()):
-        factories["uvloop"] = uvloop.new_event_loop
+    if "setup" not in getattr(item, "fixturenames", ()):
+        return {"asyncio": asyncio.new_event_loop}
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if os.environ.get("TEST_ALL_LOOPS"):
+        factories["asyncio"] = asyncio.new_event_loop
     return factories
