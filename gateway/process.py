@@ -18,6 +18,7 @@ import uvicorn
 
 from gateway.app import Gateway, build
 from gateway.logs import configure
+from gateway.proxy.listener import Listener
 from gateway.settings import Settings
 
 log = structlog.get_logger("gateway")
@@ -27,7 +28,27 @@ GRACE = 5.0  # seconds after the drain until connections are cut
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, but signals are ours: it would raise them again after it has ended."""
+    """uvicorn's, but signals are ours (it would raise them again after it has ended), and so is accepting clients."""
+
+    def __init__(self, config: uvicorn.Config, listening: socket.socket) -> None:
+        super().__init__(config)
+        self._listening = listening
+        self._listener = Listener(listening, self._connection, BACKLOG)
+
+    def _connection(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])  # it opens none of its own
+        self._listener.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._listener.close()
+        self._listening.close()
+        await super().shutdown(sockets=[])
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -38,7 +59,7 @@ def run(settings: Settings) -> int:
     """Run the gateway until it is told to stop; the exit code."""
     configure(settings.log_format, settings.log_level)
     try:
-        listening = _listen(settings.host, settings.port)
+        listening = listen(settings.host, settings.port)
     except OSError as error:
         print(f"lora-gateway: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
         return 1
@@ -49,7 +70,8 @@ def run(settings: Settings) -> int:
         listening.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Bound, but connections are refused until the server starts. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,17 +103,16 @@ async def _serve(settings: Settings, listening: socket.socket) -> int:
         access_log=False,
         server_header=False,
         date_header=False,
-        backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=int(settings.drain_timeout + GRACE),
     )
-    server = Server(config)
+    server = Server(config, listening)
     stopping = _stop_on_signals()
     gateway.tell_start(*listening.getsockname()[:2])
     try:
         async with asyncio.TaskGroup() as group:
             control = group.create_task(gateway.run(), name="control loop")
-            served = group.create_task(server.serve([listening]), name="server")
+            served = group.create_task(server.serve(), name="server")
             group.create_task(_stop(gateway, server, stopping, settings), name="stop")
             await served
             control.cancel()

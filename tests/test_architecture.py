@@ -21,7 +21,7 @@ ARROWS = {
     "app": {*PLANES, "metrics", "core", "settings"},
     "demo": {"demo", "logs", "core"},
     "cli": {"cli", "app", "check", "demo", "settings", "logs", "process"},
-    "process": {"app", "settings", "logs"},
+    "process": {"app", "settings", "logs", "proxy"},
     "__main__": {"cli"},
 }
 # What would give the decisions a clock, files or a network of their own.

@@ -12,7 +12,7 @@ import uvicorn
 
 from gateway.app import Gateway, build
 from gateway.core.addresses import Address
-from gateway.process import Server
+from gateway.process import Server, listen
 from gateway.settings import Settings
 from gateway.settings_kinds import Secret
 from replica.sim import Options, Sim
@@ -91,18 +91,18 @@ async def running(adapter_dir: Path, *sims: Sim, wait: bool = True, **settings: 
         chosen["replica_api_key"] = Secret(chosen["replica_api_key"])
     gateway = build(Settings(adapter_dir=adapter_dir, **chosen))
     config = uvicorn.Config(
-        gateway.asgi, http=gateway.protocol, lifespan="off", log_config=None, access_log=False, port=0, ws="none",
+        gateway.asgi, http=gateway.protocol, lifespan="off", log_config=None, access_log=False, ws="none",
         timeout_graceful_shutdown=1,
     )  # fmt: skip
-    server = Server(config)
+    listening = listen("127.0.0.1", 0)
+    server = Server(config, listening)
     control = asyncio.create_task(gateway.run())
     serving = asyncio.create_task(server.serve())
     try:
         await until(lambda: server.started or serving.done() or control.done())
         if control.done():
             control.result()
-        port = server.servers[0].sockets[0].getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         async with httpx.AsyncClient(base_url=url, timeout=20, trust_env=False) as client:
             made = Running(gateway, url, client)
             if wait:
