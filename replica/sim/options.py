@@ -15,9 +15,7 @@ class Options:
 
     adapter_dirs: tuple[Path, ...] = ()  # what this replica mounts: a lora_path elsewhere is not found; empty: all
     model_names: tuple[str, ...] = ("tiny",)  # the base model's name and its aliases
-    model_root: str = (
-        "/models/tiny"  # its `root` in the model list; a real folder tells its width, so that misfits are refused
-    )
+    model_root: str = "/models/tiny"  # its `root` in the model list; a real folder tells its width, so that misfits are refused
     host: str = "127.0.0.1"
     max_loras: int = 2  # adapters in one batch; a request for one more waits
     max_cpu_loras: int = 0  # adapters kept in memory; 0: as many as max_loras

@@ -23,9 +23,7 @@ from replica.sim.steering import steer
 class Sim:
     """`settings` are fields of Options. `exited`: the process is gone. Faults and journal outlive restarts."""
 
-    def __init__(
-        self, options: Options | None = None, *, port: int = 0, faults: Faults | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, options: Options | None = None, *, port: int = 0, faults: Faults | None = None, **settings: Any) -> None:
         self.options = dataclasses.replace(options or Options(), **settings)
         self.port = port
         self.faults = faults or Faults()

@@ -102,9 +102,7 @@ class InferenceRoutes:
             self._spoil()
             raise spoilt(faults.status, faults.body)
 
-    async def _counted(
-        self, chunks: AsyncGenerator[bytes, None], call: Call, faults: Faults
-    ) -> AsyncGenerator[bytes, None]:
+    async def _counted(self, chunks: AsyncGenerator[bytes, None], call: Call, faults: Faults) -> AsyncGenerator[bytes, None]:
         limit, how = faults.rst_after_chunks, How.RST
         if limit is None:
             limit, how = faults.fin_after_chunks, How.FIN
