@@ -186,8 +186,9 @@ class Reconciler:
             started_at = None
         if started_at == self._started_at if started_at is not None else not self._fresh:
             return
-        young = started_at is not None and self._around.wall() - started_at < self._around.policy.unload_linger
-        self._loader.witnessed = self._was_away or young  # a name that was loaded stays at least the linger time
+        # a name that was loaded stays at least the linger time; a replica without metrics cannot be judged
+        young = started_at is None or self._around.wall() - started_at < self._around.policy.unload_linger
+        self._loader.witnessed = self._was_away or young
         self._started_at, self._told_draining = started_at, False
         self._loader.used.clear()
         self._publish(self.replica.reborn())
