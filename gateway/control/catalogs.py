@@ -188,6 +188,7 @@ class CatalogKeeper:
 
     async def _clean_once(self, snapshots: Snapshots, look_all: Callable[[], Awaitable[bool]]) -> None:
         away = await asyncio.to_thread(snapshots.put_away, self._in_use(), time.time())
+        await asyncio.to_thread(snapshots.clean, time.time())
         if not away:
             return
         seen = await look_all()

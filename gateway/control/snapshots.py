@@ -146,7 +146,7 @@ class Snapshots:
                     home = known[1] if known is not None else self._kind(marks, target)
                     self._verified[revision] = marks, home
                     return home
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError:
                 return known[1] if known is not None else None
@@ -195,6 +195,7 @@ class Snapshots:
                     target.rename(away)
                     self._away[revision] = away
                     self._verified.pop(revision, None)
+                    os.utime(away)  # fresh rubbish, should this process end now; and a new grace when it is brought back
             return sorted(self._away)
 
     def bring_back(self, revision: Revision) -> None:
@@ -224,7 +225,7 @@ class Snapshots:
                 folder = folder.parent
 
     def clean(self, now: float) -> None:
-        """Remove what a process that is gone left half done, when it is old. For the start."""
+        """Remove what was found broken, and what a process that is gone left half done, when it is old."""
         with self._lock:
             for path in rubbish_below(self.home):
                 with suppress(OSError):
