@@ -48,6 +48,8 @@ class Directory:
         self._unwatched = f"{snapshots.home if snapshots else root / '.lora-gateway'}{os.sep}"
         self._one_scan = asyncio.Lock()
         self._wake = asyncio.Event()
+        self._exchanged = asyncio.Event()  # the root is another folder than the one that is watched
+        self._root_identity: tuple[int, int] | None = None
         self._shared: asyncio.Task[Catalog] | None = None
         self._began = float("-inf")
         self.scans = 0
@@ -80,6 +82,7 @@ class Directory:
             self._began = monotonic()
             catalog = await asyncio.to_thread(self._scanner.scan)
             self.scans += 1
+            self._follow_root()
             self._on_scan(monotonic() - self._began)
             return catalog
 
@@ -117,13 +120,25 @@ class Directory:
         while True:
             try:
                 self.watch_mode = "events"
-                async for _ in awatch(self._root, watch_filter=self._matters, debounce=300, step=50):
+                watched = awatch(self._root, watch_filter=self._matters, debounce=300, step=50, stop_event=self._exchanged)
+                async for _ in watched:
                     self._wake.set()
-            except OSError as error:
-                remedy = "raise the sysctl fs.inotify.max_user_watches" if "limit" in str(error).lower() else ""
-                log.warning("no file events; the directory is polled", reason=error.strerror or str(error), remedy=remedy)
-            self.watch_mode = "polling"
-            await asyncio.sleep(WATCH_RETRY)
+            except (OSError, RuntimeError) as error:  # without a free inotify instance watchfiles raises the latter
+                log.warning("no file events; the directory is polled", reason=str(error), remedy=_remedy(str(error)))
+                self.watch_mode = "polling"
+                await asyncio.sleep(WATCH_RETRY)
+            self._exchanged.clear()
+            self._wake.set()  # whatever happened while nobody watched
+
+    def _follow_root(self) -> None:
+        """Watch the folder that is the root now: events of one that was exchanged (mounted over, moved) never come."""
+        place = self._scanner.root_place()
+        if place is None:
+            return
+        identity = place.device, place.inode
+        if self._root_identity not in (None, identity):
+            self._exchanged.set()
+        self._root_identity = identity
 
     def _matters(self, change: Change, path: str) -> bool:
         """Snapshots are never a source of events, nor are files that are neither config nor weights."""
@@ -139,3 +154,10 @@ class Directory:
             return self._scanner.digest_now(adapter) == adapter.digest
         except Refused:
             return False
+
+
+def _remedy(reason: str) -> str:
+    """What an operator does about the two limits of inotify."""
+    if "watch limit" in reason:
+        return "raise the sysctl fs.inotify.max_user_watches"
+    return "raise the sysctl fs.inotify.max_user_instances" if "Too many open files" in reason else ""
