@@ -58,6 +58,7 @@ class CatalogKeeper:
     ) -> None:
         self._registry, self._directory, self._snapshots = registry, directory, snapshots
         self._guard = Guard(guard_interval, directory, lambda revision: self.lose(revision, _CHANGED))
+        self.fresh = self._guard.fresh  # asked for each request
         self._paths, self._events, self._metrics, self._clock = paths, events, metrics, clock
         self._changed: Callable[[], None] = lambda: None
         self._spawn: Spawn | None = None
@@ -118,7 +119,7 @@ class CatalogKeeper:
         """Digest the files once more: they were loaded from a folder that may change."""
         try:
             return await asyncio.to_thread(self._directory.is_unchanged, adapter)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
             log.warning("an adapter's files cannot be looked at", adapter=adapter.name, reason=error.strerror)
@@ -132,9 +133,6 @@ class CatalogKeeper:
         return self._paths.replica_path(adapter.load_path)
 
     # the guard
-
-    def fresh(self, adapter: Adapter) -> bool:
-        return self._guard.fresh(adapter)
 
     async def look(self, adapter: Adapter) -> None:
         await self._guard.look(adapter)

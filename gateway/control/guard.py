@@ -12,7 +12,7 @@ import structlog
 
 from gateway.control.absence import SECOND_LOOK
 from gateway.control.directory import Directory
-from gateway.control.files import Signature, signature
+from gateway.control.files import DISK, FileLayer, Signature, signature
 from gateway.core.adapters import Adapter, Revision
 
 log = structlog.get_logger("gateway.guard")
@@ -23,8 +23,15 @@ KEPT = 20_000  # revisions that are remembered
 class Guard:
     """`interval` in seconds, 0 = off. `on_lost` is called in the event loop with the revision."""
 
-    def __init__(self, interval: float, directory: Directory, on_lost: Callable[[Revision], None]) -> None:
-        self._interval, self._directory, self._on_lost = interval, directory, on_lost
+    def __init__(
+        self,
+        interval: float,
+        directory: Directory,
+        on_lost: Callable[[Revision], None],
+        *,
+        layer: FileLayer = DISK,
+    ) -> None:
+        self._interval, self._directory, self._on_lost, self._layer = interval, directory, on_lost, layer
         self._looked: dict[Revision, float] = {}
         self._marks: dict[Revision, Signature] = {}
         self._looks: dict[Revision, asyncio.Task[None]] = {}
@@ -71,12 +78,12 @@ class Guard:
     def _is_lost(self, adapter: Adapter) -> bool:
         """Blocking. Another digest, or no files."""
         try:
-            marks = signature(adapter.load_path)
+            marks = signature(adapter.load_path, self._layer)
             if marks == self._marks.get(adapter.revision):
                 return False
             if not self._directory.is_unchanged(adapter):
                 return True
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return True
         self._marks[adapter.revision] = marks
         return False
