@@ -6,7 +6,6 @@ are gone are not kept. One process, one `Metrics` object with a collector regist
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
-from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -18,9 +17,9 @@ from gateway.core.adapters import RejectedState
 from gateway.core.registry import Registry
 from gateway.core.replica import Phase
 from gateway.core.standing import State, standing, unconverged
+from gateway.metrics_traffic import BOUNDS, Traffic
 
 PREFIX = "lora_gateway_"
-_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _LOADS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _LONG = (0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -32,9 +31,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
-        self._requests = self._counter("requests", "Answered requests.", "model", "endpoint", "code")
-        self._duration = self._histogram("request_duration_seconds", "Whole requests.", _FAST, "endpoint")
-        self._first_byte = self._histogram("time_to_first_byte_seconds", "Until it began.", _FAST, "endpoint")
+        self._traffic = Traffic(PREFIX)
+        self.registry.register(self._traffic)
+        self.finished = self._traffic.finished  # told for every request
         self._adapter_wait = self._histogram("adapter_wait_seconds", "Requests that waited for a load.", _LOADS, "outcome")
         self._loads = self._counter("adapter_loads", "Load calls.", "replica", "outcome")
         self._load_duration = self._histogram("adapter_load_duration_seconds", "Load calls.", _LOADS)
@@ -48,12 +47,10 @@ class Metrics:
         self._upstream_errors = self._counter("upstream_errors", "What went wrong with a replica.", "replica", "kind")
         self._retries = self._counter("retries", "Requests that were sent again.", "reason")
         self._left = self._counter("client_disconnects", "Clients that left before the end.", "phase")
-        self._scan = self._histogram("scan_duration_seconds", "Scans of the directory.", _FAST)
+        self._scan = self._histogram("scan_duration_seconds", "Scans of the directory.", BOUNDS)
         self.loop_lag = Gauge(PREFIX + "event_loop_lag_seconds", "How late the loop ran a timer.", registry=self.registry)
         build = Gauge(PREFIX + "build_info", "The version that runs.", ["version"], registry=self.registry)
         build.labels(version).set(1)
-        self._request_child = cache(lambda model, endpoint, code: self._requests.labels(model, endpoint, code))
-        self._endpoint_children = cache(lambda endpoint: (self._duration.labels(endpoint), self._first_byte.labels(endpoint)))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         return Counter(PREFIX + name, help, labels, registry=self.registry)
@@ -70,13 +67,6 @@ class Metrics:
         return generate_latest(self.registry)
 
     # told by the data path
-
-    def finished(self, model: str, endpoint: str, code: int, seconds: float, first_byte: float | None) -> None:
-        self._request_child(model, endpoint, str(code)).inc()
-        duration, first = self._endpoint_children(endpoint)
-        duration.observe(seconds)
-        if first_byte is not None:
-            first.observe(first_byte)
 
     def upstream_error(self, replica: str, kind: str) -> None:
         self._upstream_errors.labels(replica, kind).inc()
@@ -117,8 +107,7 @@ class Metrics:
             counter.remove_by_labels({"replica": replica})
 
     def forget_adapter(self, name: str) -> None:
-        self._requests.remove_by_labels({"model": name})
-        self._request_child.cache_clear()
+        self._traffic.forget(name)
 
 
 class FleetCollector(Collector):

@@ -171,12 +171,12 @@ class CatalogKeeper:
 
     # snapshots that nobody uses
 
-    async def clean(self, look_all: Callable[[], Awaitable[bool]]) -> None:
-        """Now and then remove old snapshots, when every known replica has just been seen."""
+    async def clean(self, look_all: Callable[[], Awaitable[bool]], every: float = CLEANING) -> None:
+        """Now and then (seconds) remove old snapshots, when every known replica has just been seen."""
         if self._snapshots is None:
             return
         while True:
-            await asyncio.sleep(CLEANING)
+            await asyncio.sleep(every)
             if not await look_all():
                 continue
             try:

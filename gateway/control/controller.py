@@ -42,6 +42,7 @@ class Controller:
         self._reconcilers: dict[str, tuple[Reconciler, asyncio.Task[None]]] = {}
         self._found: dict[int, frozenset[Address]] = {}
         self._group: asyncio.TaskGroup | None = None
+        self.fresh = keeper.fresh  # asked for each request
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -99,7 +100,7 @@ class Controller:
             reconciler.wake()
 
     async def _look_all(self, seconds: float = 10.0) -> bool:
-        """Have every replica's model list read anew; False when not all of them answered in time."""
+        """Have every replica's model list read anew; False when not all answered in time, or none is known."""
         for reconciler, _ in self._reconcilers.values():
             reconciler.look()
         try:
@@ -107,7 +108,7 @@ class Controller:
                 await asyncio.gather(*(reconciler.looked() for reconciler, _ in self._reconcilers.values()))
         except TimeoutError:
             return False
-        return True
+        return bool(self._reconcilers)
 
     async def _watch_convergence(self) -> None:
         """Notes how long each revision took until every placed replica held it."""
@@ -125,9 +126,6 @@ class Controller:
 
     async def refresh(self, name: str) -> None:
         await self._keeper.refresh(name)
-
-    def fresh(self, adapter: Adapter) -> bool:
-        return self._keeper.fresh(adapter)
 
     async def look(self, adapter: Adapter) -> None:
         await self._keeper.look(adapter)

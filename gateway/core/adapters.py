@@ -55,10 +55,10 @@ class Adapter:
     warnings: tuple[str, ...] = ()
     seen_at: float = 0.0  # wall clock, when this revision was first seen
     home_reason: str = ""  # why it is loaded from its own path although snapshots are on
+    revision: Revision = field(init=False, repr=False, compare=False)
 
-    @property
-    def revision(self) -> Revision:
-        return Revision(self.name, self.digest)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "revision", Revision(self.name, self.digest))
 
     @property
     def plain_name_tells(self) -> bool:

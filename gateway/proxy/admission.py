@@ -73,13 +73,14 @@ class Admission:
         self._bounds, self._clock = bounds, clock
         self._limit = bounds.max_inflight_per_replica
         self._waiting: Counter[str] = Counter()
+        self._fresh = control.fresh
 
     def try_enter(self, model: str | None) -> Lease | None:
         """A lease at once, or None when the request has to wait in `enter`; raises GatewayError."""
         registry = self._registry
         name = model or registry.absent_model()
         route = registry.route(name)
-        if route is None or (route.adapter is not None and not self._control.fresh(route.adapter)):
+        if route is None or (route.adapter is not None and not self._fresh(route.adapter)):
             return None
         seat = pick(route.seats, registry.turn, limit=self._limit)
         if seat is None or seat.station.queued:
@@ -92,7 +93,7 @@ class Admission:
         if not name:
             raise self._no_replica()
         route = await self._known(name)
-        if route.adapter is not None and not self._control.fresh(route.adapter):
+        if route.adapter is not None and not self._fresh(route.adapter):
             await self._control.look(route.adapter)
         lease = self._try(name, avoid, newcomer=True)
         if lease is not None:

@@ -52,6 +52,7 @@ class RequestHead:
     """A client's header fields, read once: the lines to send on, and what else counts."""
 
     __slots__ = (
+        "_named_id",
         "accept_encoding",
         "chunked",
         "content_encoding",
@@ -66,34 +67,42 @@ class RequestHead:
 
     def __init__(self, headers: Headers, withheld: frozenset[bytes]) -> None:
         """`withheld` are further names that are not sent on."""
-        self.lines: list[bytes] = []  # name, colon, value, line end; four items a field
+        lines: list[bytes] = []  # name, colon, value, line end; four items a field
         self.hosts = self.transfer_encodings = 0
         self.content_length: int | None = None
         self.content_type = self.accept_encoding = self.request_id = b""
         self.content_encoding = b""
         self.expects_continue = self.chunked = False
-        lines, connection = self.lines, b""
+        connection = b""
         for name, value in headers:
             if name in _NOTED:
                 if name == b"connection":
                     connection += b"," + value
                 else:
-                    self._note(name, value)
+                    self._note(name, value, lines)
             elif name not in withheld and not name.startswith(_OWN):
                 lines += (name, b": ", value, b"\r\n")
         if connection and connection not in (b",keep-alive", b",close"):
-            self._drop_named(connection)
-        if not _sane_id(self.request_id):
+            lines = self._without_named(connection, lines)
+        self.lines = b"".join(lines)
+        self._named_id = _sane_id(self.request_id) is not None
+        if not self._named_id:
             self.request_id = b"%032x" % getrandbits(128)
 
-    def _note(self, name: bytes, value: bytes) -> None:
+    def renew(self, content_length: int | None) -> None:
+        """Take it for the next request of the connection, whose fields are the same but for the length of its body."""
+        self.content_length = content_length
+        if not self._named_id:
+            self.request_id = b"%032x" % getrandbits(128)
+
+    def _note(self, name: bytes, value: bytes, lines: list[bytes]) -> None:
         if name == b"host":
             self.hosts += 1
         elif name == b"content-length":
             self.content_length = int(value)
         elif name == b"content-type":
             self.content_type = self.content_type or value  # replicas take the first, too
-            self.lines += (name, b": ", value, b"\r\n")
+            lines += (name, b": ", value, b"\r\n")
         elif name == b"accept-encoding":
             self.accept_encoding += b", " + value if self.accept_encoding else value
         elif name == b"x-request-id":
@@ -107,14 +116,13 @@ class RequestHead:
             self.transfer_encodings += 1
             self.chunked = value.lower() == b"chunked"
 
-    def _drop_named(self, connection: bytes) -> None:
-        """Also drop the fields that `Connection` names."""
+    def _without_named(self, connection: bytes, lines: list[bytes]) -> list[bytes]:
+        """The lines without the fields that `Connection` names."""
         named = {token.strip().lower() for token in connection.split(b",")}
-        lines = self.lines
-        kept = (lines[i : i + 4] for i in range(0, len(lines), 4) if lines[i] not in named)
-        self.lines = [part for field in kept for part in field]
         if b"accept-encoding" in named:
             self.accept_encoding = b""
+        kept = (lines[i : i + 4] for i in range(0, len(lines), 4) if lines[i] not in named)
+        return [part for field in kept for part in field]
 
     def check(self, *, needs_host: bool, max_body_bytes: int) -> GatewayError | None:
         """Why such a request is refused before its body is read."""

@@ -38,13 +38,16 @@ class Stage(IntEnum):
     WHOLE = 3  # and its answer is not
 
 
+IDLE, HEAD, BODY, WHOLE = Stage
+
+
 class InferenceProtocol(HttpToolsProtocol):
     """One connection of a client, and the sink of its exchanges. `datapath` comes with the subclass."""
 
     datapath: ClassVar[DataPath]
     exchange: Exchange | None = None
     verbatim = True
-    _stage = Stage.IDLE
+    _stage = IDLE
     _endpoint: Endpoint | None = None  # of the message, when it is ours
     _refusal: GatewayError | None = None
     _head: RequestHead
@@ -54,6 +57,8 @@ class InferenceProtocol(HttpToolsProtocol):
     _head_bytes = _body_bytes = _reads = _seen_reads = 0
     _quiet_since = 0.0
     _parts: list[bytes]
+    _length: bytes | None = None  # the message's Content-Length: the one field that differs between requests of a client
+    _read_headers: Headers | None = None  # those that `_head` was read from
 
     # transport
 
@@ -65,14 +70,14 @@ class InferenceProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._reads += 1
-        if self._stage is Stage.WHOLE:
+        if self._stage is WHOLE:
             self._keep_ahead(data)
             return
         if self._lingering:
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
-        if self._stage <= Stage.HEAD:
+        if self._stage <= HEAD:
             self._head_bytes += len(data)
         try:
             self.parser.feed_data(data)
@@ -83,10 +88,10 @@ class InferenceProtocol(HttpToolsProtocol):
             pass  # refused where it is ours, ignored where it is not
         if self._refusal is not None:
             self._tell_refusal(self._refusal)
-        elif self._stage >= Stage.WHOLE:
+        elif self._stage >= WHOLE:
             if self._endpoint is not None:
                 self._begin()
-        elif self._stage <= Stage.HEAD and self._head_bytes > MAX_HEAD_BYTES:
+        elif self._stage <= HEAD and self._head_bytes > MAX_HEAD_BYTES:
             self._tell_refusal(_head_too_large())
 
     def eof_received(self) -> None:
@@ -102,7 +107,7 @@ class InferenceProtocol(HttpToolsProtocol):
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.client_gone()
-        elif self._stage is Stage.BODY and self._endpoint is not None and not self._lingering:
+        elif self._stage is BODY and self._endpoint is not None and not self._lingering:
             self.datapath.recorder.client_left("body")
             self._endpoint = None
 
@@ -117,21 +122,21 @@ class InferenceProtocol(HttpToolsProtocol):
             self.exchange.resume()
 
     def shutdown(self) -> None:
-        if self._endpoint is not None and (self.exchange is not None or self._stage is Stage.BODY):
+        if self._endpoint is not None and (self.exchange is not None or self._stage is BODY):
             self._keep = False
         else:
             super().shutdown()
 
     def tick(self, now: float) -> None:
         """Called once a second: connections that are idle for too long, or whose request does not come."""
-        if self._reads != self._seen_reads or self._stage is Stage.WHOLE:
+        if self._reads != self._seen_reads or self._stage is WHOLE:
             self._seen_reads, self._quiet_since = self._reads, now
             return
         if self._lingering:
             limit = LINGER
-        elif self._stage is Stage.IDLE:
+        elif self._stage is IDLE:
             limit = float(self.timeout_keep_alive)
-        elif self._endpoint is None and self._stage is Stage.BODY:
+        elif self._endpoint is None and self._stage is BODY:
             return  # the framework's
         else:
             limit = UPLOAD_TIMEOUT
@@ -141,27 +146,33 @@ class InferenceProtocol(HttpToolsProtocol):
     # parser
 
     def on_message_begin(self) -> None:
-        if self._stage is not Stage.IDLE:
+        if self._stage is not IDLE:
             self._surplus, self._keep = True, False
             if self.cycle is not None:
                 self.cycle.keep_alive = False
             return
-        self._stage = Stage.HEAD
+        self._stage = HEAD
         self.url = b""
         self.headers = []
+        self._length = None
 
     def on_url(self, url: bytes) -> None:
         if not self._surplus:
             self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._surplus and self._stage is Stage.HEAD:  # else a trailer
-            self.headers.append((name.lower(), value))
+        if self._stage is not HEAD or self._surplus:  # a trailer
+            return
+        name = name.lower()
+        if name == b"content-length":
+            self._length = value
+        else:
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._surplus:
             return
-        self._stage = Stage.BODY
+        self._stage = BODY
         endpoint = self._endpoint = find(self.url) if self.parser.get_method() == b"POST" else None
         version = self.parser.get_http_version()
         self._refusal = self._refused_head(version)
@@ -170,7 +181,7 @@ class InferenceProtocol(HttpToolsProtocol):
         if endpoint is None:
             self._fall_through()
             return
-        head = self._head = RequestHead(self.headers, self.datapath.withheld)
+        head = self._read_head()
         self.verbatim = version == "1.1"
         self._keep = self.verbatim and self.parser.should_keep_alive()
         if self.parser.should_upgrade():
@@ -179,6 +190,16 @@ class InferenceProtocol(HttpToolsProtocol):
         self._refusal = head.check(needs_host=self.verbatim, max_body_bytes=self.datapath.limits.max_body_bytes)
         if head.expects_continue and self.verbatim and self._refusal is None:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _read_head(self) -> RequestHead:
+        """Equal fields are read once for a connection."""
+        length = self._length
+        if self.headers == self._read_headers:
+            self._head.renew(int(length) if length is not None else None)
+            return self._head
+        fields = self.headers if length is None else [*self.headers, (b"content-length", length)]
+        self._read_headers, self._head = self.headers, RequestHead(fields, self.datapath.withheld)
+        return self._head
 
     def _refused_head(self, version: str) -> GatewayError | None:
         if len(self.headers) > MAX_HEADERS or (self._head_bytes > MAX_HEAD_BYTES and self._size_of_head() > MAX_HEAD_BYTES):
@@ -197,6 +218,8 @@ class InferenceProtocol(HttpToolsProtocol):
     def _fall_through(self) -> None:
         """The message is the framework's."""
         url, headers = self.url, self.headers
+        if self._length is not None:
+            headers.append((b"content-length", self._length))
         super().on_message_begin()
         self.url = url
         self.headers += headers
@@ -218,11 +241,11 @@ class InferenceProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self._surplus or self._refusal is not None:
             return
-        self._stage = Stage.WHOLE
+        self._stage = WHOLE
         if self._endpoint is None:
             super().on_message_complete()
             if self.cycle.response_complete:
-                self._stage = Stage.IDLE
+                self._stage = IDLE
                 self._head_bytes = 0
 
     # requests
@@ -241,12 +264,12 @@ class InferenceProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The framework has answered."""
         super().on_response_complete()
-        if self._stage is Stage.WHOLE and not self.transport.is_closing():
+        if self._stage is WHOLE and not self.transport.is_closing():
             self._next()
 
     def _next(self) -> None:
         """The answer is over: on to what the client has sent meanwhile."""
-        self._stage = Stage.IDLE
+        self._stage = IDLE
         self._endpoint = None
         self._head_bytes = 0
         self._reads += 1
@@ -265,13 +288,13 @@ class InferenceProtocol(HttpToolsProtocol):
     def _malformed(self) -> None:
         if self._refusal is not None:
             self._tell_refusal(self._refusal)
-        elif self._stage is Stage.WHOLE:  # a good message, and junk behind it
+        elif self._stage is WHOLE:  # a good message, and junk behind it
             self._surplus, self._keep = True, False
             if self._endpoint is not None:
                 self._begin()
             elif self.cycle is not None:
                 self.cycle.keep_alive = False
-        elif self._stage is Stage.BODY and self._endpoint is None:
+        elif self._stage is BODY and self._endpoint is None:
             self.transport.close()  # the framework may have begun to answer
         else:
             self._tell_refusal(InvalidRequest("The request is not valid HTTP/1.1."))

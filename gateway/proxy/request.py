@@ -39,7 +39,7 @@ class Request:
             b"\r\ncontent-length: %d\r\nx-request-id: " % len(body),
             head.request_id,
             b"\r\n",
-            *head.lines,
+            head.lines,
         ]
         if authorization:
             parts.append(authorization)
