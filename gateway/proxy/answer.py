@@ -8,7 +8,7 @@ error event where the bytes so far end between two chunks, and in any case the c
 from typing import Protocol
 
 from gateway.core.errors import GatewayError
-from gateway.proxy.headers import AnswerHead, Headers
+from gateway.proxy.headers import Headers
 from gateway.proxy.rewrite import NameRestorer
 from gateway.proxy.upstream import Connection, Relay
 from gateway.proxy.verdict import JUDGED
@@ -33,12 +33,12 @@ class Sink(Protocol):
 class Answer:
     """One answer, from its head on. `own` are the gateway's header fields."""
 
-    __slots__ = ("_connection", "_head", "_restorer", "_sink", "_verbatim", "started")
+    __slots__ = ("_connection", "_head", "_headers", "_restorer", "_sink", "_verbatim", "started")
 
     def __init__(self, connection: Connection, sink: Sink, own: Headers, restorer: NameRestorer | None) -> None:
         self._connection, self._sink = connection, sink
-        self._head = head = AnswerHead(connection.headers)
-        head.headers += own
+        self._head = head = connection.read_head()
+        self._headers = [*head.headers, *own]
         self._restorer = restorer if (head.json or head.sse) and not head.encoded else None
         self._verbatim = self.started = False
 
@@ -68,11 +68,11 @@ class Answer:
         self.started = True
         if head.chunked and self._sink.verbatim and status not in JUDGED:
             self._verbatim = True
-            relay = self._sink.start_verbatim(status, head.headers, connection.rest())
+            relay = self._sink.start_verbatim(status, self._headers, connection.rest())
             connection.parts.clear()
             connection.relay = relay
         else:
-            self._sink.start(status, head.headers, head.content_length, connection.take(), done)
+            self._sink.start(status, self._headers, head.content_length, connection.take(), done)
         return done
 
     def _start_restored(self, restorer: NameRestorer) -> bool:
@@ -84,7 +84,7 @@ class Answer:
         body = restorer.feed(connection.take())
         if done:
             body += restorer.flush()
-        self._sink.start(connection.status, head.headers, len(body) if done else None, body, done)
+        self._sink.start(connection.status, self._headers, len(body) if done else None, body, done)
         return done
 
     def break_off(self, error: GatewayError, *, named: bool) -> None:

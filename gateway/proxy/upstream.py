@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from gateway.proxy.headers import MAX_HEAD_BYTES, Headers
+from gateway.proxy.headers import MAX_HEAD_BYTES, AnswerHead, Headers
 
 HEAD_END = b"\r\n\r\n"
 BIG_BODY = 65536  # from here on a body is written by itself, not copied behind its head
@@ -42,8 +42,10 @@ class Connection(asyncio.Protocol):
     """One connection to a replica. `owner` is the exchange that has it; None while it is idle."""
 
     __slots__ = (
+        "_answer_head",
         "_feed",
         "_parser",
+        "_read_headers",
         "_reading",
         "done",
         "headed",
@@ -52,6 +54,7 @@ class Connection(asyncio.Protocol):
         "interim",
         "keep",
         "last",
+        "length",
         "made_at",
         "owner",
         "parts",
@@ -71,12 +74,15 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
         self._reading = True
+        self._answer_head: AnswerHead | None = None
+        self._read_headers: Headers | None = None  # those that `_answer_head` was read from
         self.made_at = self.idle_since = 0.0
         self.unwanted = False  # nobody waits for it any more; uvloop may make it even after a cancellation
         self._reset()
 
     def _reset(self) -> None:
-        self.headers: Headers = []
+        self.headers: Headers = []  # without Content-Length
+        self.length: bytes | None = None  # the value of Content-Length
         self.parts: list[bytes] = []  # of the body, as far as not taken; unused while relayed verbatim
         self.seen = b""  # all bytes up to and with those that completed the head
         self.last = b""  # the newest bytes: another object after each read
@@ -105,6 +111,15 @@ class Connection(asyncio.Protocol):
             return body
         self.parts = []
         return b"".join(parts)
+
+    def read_head(self) -> AnswerHead:
+        """The fields of the answer; equal ones are read once for a connection."""
+        head = self._answer_head
+        if head is None or self.headers != self._read_headers:
+            self._read_headers = self.headers
+            head = self._answer_head = AnswerHead(self.headers)
+        head.content_length = int(self.length) if self.length is not None else None
+        return head
 
     def rest(self) -> bytes:
         """What was read behind the head, with the framing of the chunks."""
@@ -205,7 +220,7 @@ class Connection(asyncio.Protocol):
             owner.lost(self, kind)
 
     def _ends_with_connection(self) -> bool:
-        return not any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+        return self.length is None and not any(name == b"transfer-encoding" for name, _ in self.headers)
 
     # parser
 
@@ -214,8 +229,13 @@ class Connection(asyncio.Protocol):
             raise MalformedAnswerError("a second answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self.headed:  # else a trailer
-            self.headers.append((name.lower(), value))
+        if self.headed:  # a trailer
+            return
+        name = name.lower()
+        if name == b"content-length":
+            self.length = value
+        else:
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -225,7 +245,7 @@ class Connection(asyncio.Protocol):
         if status == 101:
             raise MalformedAnswerError("an upgrade")
         self.interim += 1
-        self.headers = []
+        self.headers, self.length = [], None
 
     def on_body(self, body: bytes) -> None:
         if self.relay is None:
