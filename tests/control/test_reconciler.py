@@ -1,0 +1,140 @@
+"""One replica is made to match the directory: every phase, every answer to a load, restarts, drift, names, unloads."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from gateway.core.replica import FailureKind, LoraSupport, Phase
+from replica.sim import Sim
+from tests.control.plane import Plane, foreign_stream, names, running, sims, unloaded
+from tests.waiting import until
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[Sim]:
+    async with Sim(model_names=("base-a",)) as made:
+        yield made
+
+
+@pytest.fixture
+def plane(tmp_path: Path, sim: Sim) -> Plane:
+    return Plane(tmp_path, sim)
+
+
+# phases
+
+
+async def test_a_replica_that_is_coming_up_is_starting_and_never_down(tmp_path: Path) -> None:
+    async with Sim(model_names=("base-a",), start_seconds=0.5, start_open=True) as sim:
+        plane = Plane(tmp_path, sim)
+        async with running(plane, ready=False):
+            assert plane.phase(sim) is Phase.STARTING
+            await plane.ready(sim)
+            assert plane.kinds("phase") == ["starting -> ready"]
+
+
+async def test_a_refused_connection_is_down_at_once_and_comes_back(plane: Plane, sim: Sim) -> None:
+    async with running(plane):
+        sim.kill()
+        await until(lambda: plane.phase(sim) is Phase.DOWN, 1.0)
+        assert "refused" in plane.replica(sim).reason
+        await sim.start()
+        await plane.ready(sim)
+
+
+async def test_a_probe_that_fails_now_and_then_takes_nothing_out(plane: Plane, sim: Sim) -> None:
+    async with running(plane):
+        for _ in range(3):
+            sim.inject(health_status=503)
+            before = sim.journal.counts["GET /health"]
+            await until(lambda seen=before: sim.journal.counts["GET /health"] > seen)  # type: ignore[misc]
+            sim.heal()
+            before = sim.journal.counts["GET /health"]
+            await until(lambda seen=before: sim.journal.counts["GET /health"] > seen + 1)  # type: ignore[misc]
+        assert plane.kinds("phase") == ["starting -> ready"]
+
+
+async def test_probes_that_fail_in_a_row_take_it_out_until_one_is_good(plane: Plane, sim: Sim) -> None:
+    plane.put("alpha")
+    async with running(plane):
+        await plane.spread("alpha", sim)
+        sim.inject(health_status=503)
+        await until(lambda: plane.phase(sim) is Phase.DOWN)
+        assert plane.replica(sim).reason == "/health answered 503"
+        sim.heal()
+        await plane.ready(sim)
+        assert names(sim) == ["alpha"]  # the same process: it still holds it, and is not asked again
+
+
+async def test_an_operator_drains_and_undrains(plane: Plane, sim: Sim) -> None:
+    async with running(plane):
+        replica = plane.replica(sim).id
+        assert plane.controller.drain(replica, True)
+        assert plane.phase(sim) is Phase.DRAINING
+        plane.put("alpha")
+        assert plane.controller.drain(replica, False)
+        assert plane.phase(sim) is Phase.READY
+        await plane.spread("alpha", sim)
+        assert not plane.controller.drain("nobody:1", True)
+
+
+async def test_a_drained_replica_stays_drained_over_a_restart(plane: Plane, sim: Sim) -> None:
+    async with running(plane):
+        plane.controller.drain(plane.replica(sim).id, True)
+        sim.kill()
+        await until(lambda: plane.phase(sim) is Phase.DOWN)
+        await sim.start()
+        await until(lambda: plane.phase(sim) is Phase.DRAINING)
+
+
+async def test_terminating_pod_a_replica_that_says_so_takes_no_request_until_it_is_another_process(
+    plane: Plane, sim: Sim
+) -> None:
+    plane.put("alpha")
+    async with running(plane):
+        await plane.spread("alpha", sim)
+        plane.controller.draining(plane.replica(sim).id)
+        assert plane.phase(sim) is Phase.DRAINING
+        before = sim.journal.counts["GET /v1/models"]
+        await until(lambda: sim.journal.counts["GET /v1/models"] > before + 1)
+        assert plane.phase(sim) is Phase.DRAINING
+        sim.kill()
+        await sim.start()
+        await plane.ready(sim)
+        await plane.spread("alpha", sim)
+
+
+async def test_a_replica_without_a_base_model_is_not_ready(plane: Plane, sim: Sim) -> None:
+    sim.inject(hide_models="all")
+    async with running(plane, ready=False):
+        await until(lambda: plane.replica(sim).reason == "it lists no base model")
+        sim.heal()
+        await plane.ready(sim)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_replica_key_a_refused_key_is_told_and_healed(plane: Plane, sim: Sim, status: int) -> None:
+    sim.inject(models_status=status)
+    async with running(plane, ready=False):
+        await until(lambda: plane.replica(sim).refuses_key)
+        assert plane.phase(sim) is Phase.DOWN
+        assert "credentials" in plane.replica(sim).reason
+        sim.heal()
+        await plane.ready(sim)
+        assert not plane.replica(sim).refuses_key
+
+
+async def test_a_model_list_that_fails_for_a_while_forgets_nothing(plane: Plane, sim: Sim) -> None:
+    plane.put("alpha")
+    async with running(plane):
+        await plane.spread("alpha", sim)
+        sim.inject(models_status=500)
+        before = sim.journal.counts["GET /v1/models"]
+        await until(lambda: sim.journal.counts["GET /v1/models"] > before + 2)
+        assert plane.holds(sim, "alpha")
+        assert plane.phase(sim) is Phase.READY
+        sim.heal()
+        assert unloaded(sim) == []
