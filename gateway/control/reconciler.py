@@ -153,7 +153,7 @@ class Reconciler:
         try:
             seen = Observation.of(await self._client.models(), self._around.roots)
             missing = [name for name in self.replica.seen.names if name not in seen.names]
-            if self._fresh or self._doubt or missing or self._told_draining:
+            if self._fresh or self._doubt or missing or self._told_draining or self.replica.failures:
                 await self._notice_restart()
         except ReplicaError as error:
             self._observe_at = self._around.clock() + self._around.policy.probe_interval

@@ -60,7 +60,7 @@ class Plane:
         self.events = EventLog(time.time, lambda event: None)
         self.budget = LoadBudget()
         store = Snapshots(root, root / ".lora-gateway", snapshots, 3600.0) if snapshots != "off" else None
-        directory = Directory(root, depth=2, rules=Rules(), snapshots=store, scan_interval=0.1)
+        directory = Directory(root, depth=2, rules=Rules(), snapshots=store, scan_interval=0.1, on_scan=self._count)
         keeper = CatalogKeeper(
             self.registry, directory, 0.1, store, PathMap(root, str(root)), self.events, self.metrics, time.monotonic
         )
@@ -79,6 +79,9 @@ class Plane:
         )
         self.controller = Controller(around, keeper, [self.source], self._client, self.metrics)
 
+    def _count(self, seconds: float) -> None:
+        self.registry.scans += 1
+
     def _client(self, address: Address) -> ReplicaClient:
         return ReplicaClient(
             address.url, api_key=None, connect_timeout=1.0, probe_timeout=0.5, load_timeout=self.load_timeout, shown={}
@@ -88,6 +91,13 @@ class Plane:
 
     def put(self, name: str, seed: int = 0, **more: Any) -> Path:
         return write_adapter(self.root / name, seed=seed, age=OLD, **more)
+
+    async def replace(self, name: str, seed: int) -> str:
+        """Other weights under an old name; the new digest once the catalog has it."""
+        old = self.adapter(name).digest
+        self.put(name, seed)
+        await until(lambda: self.adapter(name).digest != old)
+        return self.adapter(name).digest
 
     # what is known
 
@@ -171,7 +181,8 @@ async def sims(count: int, **options: Any) -> AsyncIterator[list[Sim]]:
 
 @asynccontextmanager
 async def foreign_stream(sim: Sim, model: str) -> AsyncIterator[None]:
-    """A long request that did not come through this gateway."""
+    """A long request that did not come through this gateway; it slows the replica's tokens down for good."""
+    sim.inject(token_seconds=0.05)
     body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10_000, "stream": True}
     async with (
         httpx.AsyncClient(base_url=sim.url, timeout=10, trust_env=False) as client,

@@ -1,15 +1,14 @@
-"""One replica is made to match the directory: every phase, every answer to a load, restarts, drift, names, unloads."""
+"""One replica is probed and looked at: its phases, its restarts, what it holds."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from time import monotonic
 
+import httpx
 import pytest
 
-from gateway.core.replica import FailureKind, LoraSupport, Phase
+from gateway.core.replica import Phase
 from replica.sim import Sim
-from tests.control.plane import Plane, foreign_stream, names, running, sims, unloaded
+from tests.control.plane import Plane, foreign_stream, names, running, unloaded
 from tests.waiting import until
 
 
@@ -22,6 +21,12 @@ async def sim() -> AsyncIterator[Sim]:
 @pytest.fixture
 def plane(tmp_path: Path, sim: Sim) -> Plane:
     return Plane(tmp_path, sim)
+
+
+async def load_by_hand(sim: Sim, name: str, folder: Path) -> None:
+    async with httpx.AsyncClient(base_url=sim.url, trust_env=False) as client:
+        body = {"lora_name": name, "lora_path": str(folder)}
+        assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
 
 
 # phases
@@ -137,4 +142,73 @@ async def test_a_model_list_that_fails_for_a_while_forgets_nothing(plane: Plane,
         assert plane.holds(sim, "alpha")
         assert plane.phase(sim) is Phase.READY
         sim.heal()
+        assert unloaded(sim) == []
+
+
+# restarts and drift
+
+
+async def test_restart_forgets_a_restart_between_two_probes_is_seen_by_the_start_time(tmp_path: Path, sim: Sim) -> None:
+    plane = Plane(tmp_path, sim, drift_interval=0.2)
+    plane.put("alpha")
+    async with running(plane):
+        await plane.spread("alpha", sim)
+        sim.kill()
+        await sim.start()
+        await until(lambda: names(sim) == ["alpha", "alpha"])
+        await plane.spread("alpha", sim)
+        assert list(sim.loaded) == ["alpha"]
+
+
+async def test_drift_is_repaired_under_another_name_because_a_request_may_still_run(plane: Plane, sim: Sim) -> None:
+    plane.put("alpha")
+    async with running(plane), foreign_stream(sim, "base-a"):
+        await plane.spread("alpha", sim)
+        digest = plane.adapter("alpha").digest
+        sim.forget()
+        await until(lambda: list(sim.loaded) == [f"alpha@{digest}"])
+        assert plane.kinds("drift") == ["it no longer holds them: alpha"]
+
+
+async def test_drift_is_repaired_under_a_name_used_before_once_the_replica_runs_nothing(plane: Plane, sim: Sim) -> None:
+    plane.put("alpha")
+    async with running(plane):
+        await plane.spread("alpha", sim)
+        for _ in range(3):
+            sim.forget()
+            await until(lambda: len(sim.loaded) == 1)
+            await plane.spread("alpha", sim)
+
+
+async def test_a_name_that_the_replica_denies_is_dropped_at_once_and_loaded_again(tmp_path: Path, sim: Sim) -> None:
+    plane = Plane(tmp_path, sim, drift_interval=60.0)
+    plane.put("alpha")
+    async with running(plane):
+        await plane.spread("alpha", sim)
+        sim.forget()
+        plane.controller.forgotten(plane.replica(sim).id, "alpha")
+        assert not plane.holds(sim, "alpha")
+        await plane.spread("alpha", sim)
+        assert len(sim.loaded) == 1
+
+
+async def test_already_loaded_what_a_restarted_gateway_finds_is_not_loaded_again(tmp_path: Path, sim: Sim) -> None:
+    first = Plane(tmp_path, sim)
+    first.put("alpha")
+    async with running(first):
+        await first.spread("alpha", sim)
+    second = Plane(tmp_path, sim)
+    async with running(second):
+        await second.spread("alpha", sim)
+        assert names(sim) == ["alpha"]
+
+
+async def test_what_was_loaded_by_hand_from_elsewhere_is_left_alone(plane: Plane, sim: Sim) -> None:
+    async with running(plane):
+        folder = plane.put("alpha")
+        await plane.spread("alpha", sim)
+        await load_by_hand(sim, "byhand", folder)
+        await until(lambda: "byhand" in plane.replica(sim).seen.static)
+        before = sim.journal.counts["GET /v1/models"]
+        await until(lambda: sim.journal.counts["GET /v1/models"] > before + 2)
         assert unloaded(sim) == []
