@@ -160,7 +160,7 @@ class Controller:
         found = self._registry.catalog.adapters.get(adapter)
         if found is None:
             return False
-        self._registry.asked.add(found.revision)
+        self._registry.asked = {*self._registry.asked, found.revision}
         self._wake_all()
         return True
 

@@ -21,7 +21,7 @@ from gateway.control.scanner import Scanner
 from gateway.control.snapshots import Snapshots
 from gateway.control.validation import Rules
 from gateway.control.verdicts import Refused
-from gateway.core.adapters import Adapter, Catalog
+from gateway.core.adapters import Adapter, Catalog, Home
 
 log = structlog.get_logger("gateway.directory")
 BETWEEN = 0.5  # seconds between the starts of two scans that requests asked for
@@ -45,6 +45,8 @@ class Directory:
     ) -> None:
         self._scanner = Scanner(root, depth=depth, rules=rules, snapshots=snapshots)
         self._root, self._interval, self._on_scan = root, scan_interval, on_scan
+        self._snapshots = snapshots
+        self._root_identity = _identity(root)
         self._unwatched = f"{snapshots.home if snapshots else root / '.lora-gateway'}{os.sep}"
         self._one_scan = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -148,12 +150,26 @@ class Directory:
 
     # looking at one adapter
 
+    def has_a_shelf(self, adapter: Adapter) -> bool:
+        """Blocking: whether the folder that such files lie in is there, and is the one it was."""
+        if adapter.home is not Home.OWN_PATH and self._snapshots is not None:
+            return self._snapshots.home.is_dir()  # it lies in the directory, so a share that is away has none
+        return _identity(self._root) == self._root_identity
+
     def is_unchanged(self, adapter: Adapter) -> bool:
         """Blocking: digest once more what replicas load. FileNotFoundError and other OSErrors are the caller's."""
         try:
             return self._scanner.digest_now(adapter) == adapter.digest
         except Refused:
             return False
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _remedy(reason: str) -> str:

@@ -84,6 +84,6 @@ class Guard:
             if not self._directory.is_unchanged(adapter):
                 return True
         except (FileNotFoundError, NotADirectoryError):
-            return True
+            return self._directory.has_a_shelf(adapter)  # a share that is away proves nothing about one adapter
         self._marks[adapter.revision] = marks
         return False

@@ -7,11 +7,12 @@ as the last load took. A load is never cancelled for a client's sake: a late yes
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.control.budget import LoadBudget
 from gateway.control.replica_client import Answer, Outcome, ReplicaClient, ReplicaError
 from gateway.core.adapters import Adapter, Catalog, Revision
+from gateway.core.bases import Bases, Fit
 from gateway.core.events import EventLog
 from gateway.core.picker import Station
 from gateway.core.placement import Everywhere, first_loaders
@@ -75,6 +76,18 @@ class Surroundings:
     closing: Callable[[], bool]  # while shutting down no load starts
 
 
+class _Rest(NamedTuple):
+    """What a plan follows from. The objects are replaced, never changed; while they are the same, so is the plan."""
+
+    catalog: Catalog
+    replica: Replica
+    bases: Bases
+    asked: Collection[Revision]
+
+    def is_still(self, other: "_Rest") -> bool:
+        return all(one is two for one, two in zip(self, other, strict=True))
+
+
 class Loader:
     """The hands of one reconciler. `used` are the served names seen on the replica's present process."""
 
@@ -86,7 +99,7 @@ class Loader:
         self.told_draining = False  # a load was answered that the replica is shutting down
         self._running = 0
         self._pause_until = self._lora_check_at = 0.0
-        self._rest: tuple[Catalog, Replica] | None = None
+        self._rest: _Rest | None = None
 
     @property
     def _replica(self) -> Replica:
@@ -102,8 +115,9 @@ class Loader:
     async def act(self, group: asyncio.TaskGroup) -> float:
         """Start the loads and do the unloads that are due; returns after how many seconds to look again."""
         registry = self._around.registry
-        quiet = not (registry.demand or registry.unwanted or registry.lost)
-        if quiet and self._rest is not None and self._rest[0] is registry.catalog and self._rest[1] is self._replica:
+        now = _Rest(registry.catalog, self._replica, registry.bases, registry.asked)
+        quiet = not (registry.demand or registry.unwanted or registry.lost or self._is_early())
+        if quiet and self._rest is not None and self._rest.is_still(now):
             return FOREVER
         planned, urgent = self._plan(idle=False)
         if (planned.waiting or (planned.loads and not self.witnessed)) and await self._runs_nothing():
@@ -115,7 +129,7 @@ class Loader:
             return SOON
         self._start_loads(planned, urgent, group)
         if quiet and planned == Plan() and not self._replica.failures and not self._replica.loading:
-            self._rest = (registry.catalog, self._replica)
+            self._rest = now
             return FOREVER
         return SOON
 
@@ -132,18 +146,36 @@ class Loader:
         wanted = self._around.placement.wanted(
             registry.catalog, self._replica, bases, asked=asked, last_used=registry.last_used
         )
+        if self._is_early():
+            wanted = [adapter for adapter in wanted if bases.fit(adapter) is Fit.MATCH]
         planned = plan(
             [adapter for adapter in wanted if adapter.revision not in registry.lost],
             self._replica,
             used=self.used,
             idle=idle,
             witnessed=self.witnessed,
-            retired=registry.retired(now, self._around.policy.unload_linger),
+            retired=self._retired(),
             leased=self._station.by_name,
             now=now,
             urgent=urgent,
         )
         return planned, urgent
+
+    def _is_early(self) -> bool:
+        """Whether a replica may still turn out to have the base model that none of the others has."""
+        return any(replica.unknown for replica in self._around.registry.replicas())
+
+    def _retired(self) -> set[Revision]:
+        """What this replica should not hold any more: nobody should, or only those of another base model."""
+        registry, replica = self._around.registry, self._replica
+        bases, retired = registry.bases, registry.retired(self._around.clock(), self._around.policy.unload_linger)
+        for revision in replica.seen.names.values():
+            adapter = registry.catalog.find(revision)
+            if adapter is None or bases.accepts(adapter, replica.base_models):
+                continue
+            if bases.fit(adapter) is Fit.MATCH:
+                retired.add(revision)
+        return retired
 
     async def _runs_nothing(self) -> bool:
         """Neither a request of ours nor, as the replica's metrics say, anybody else's."""
@@ -232,9 +264,7 @@ class Loader:
     async def _unload(self, unload: Unload) -> None:
         """Scan once more, unpublish, unload: from the second step on no request of ours can choose it."""
         await self._around.files.rescan()
-        registry, leased = self._around.registry, self._station.by_name
-        linger = self._around.policy.unload_linger
-        if unload.revision not in registry.retired(self._around.clock(), linger) or leased.get(unload.served_name):
+        if unload.revision not in self._retired() or self._station.by_name.get(unload.served_name):
             return
         self._publish(self._replica.without(unload.served_name))
         answer = await self._client.unload(unload.served_name)

@@ -233,7 +233,8 @@ class Registry:
     def _adapter_route(self, model: str, revision: Revision, adapter: Adapter | None) -> Route:
         seats: tuple[Seat, ...] = ()
         if revision not in self.lost:
-            seats = tuple(Seat(s, s.replica.held[revision]) for s in self._ready() if revision in s.replica.held)
+            able = (s for s in self._ready() if adapter is None or self.bases.accepts(adapter, s.replica.base_models))
+            seats = tuple(Seat(s, s.replica.held[revision]) for s in able if revision in s.replica.held)
         return Route(model, revision.name, seats, adapter, revision)
 
     def _ready(self) -> Iterable[Station]:

@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 from gateway.core.adapters import Revision
 
+NOT_PROBED = "not probed yet"
+
 
 class Phase(StrEnum):
     STARTING = "starting"
@@ -134,7 +136,7 @@ class Replica:
     id: str
     url: str
     phase: Phase = Phase.STARTING
-    reason: str = "not probed yet"
+    reason: str = NOT_PROBED
     lora: LoraSupport = LoraSupport.UNKNOWN
     seen: Observation = Observation()
     held: Mapping[Revision, str] = field(default_factory=lambda: MappingProxyType({}))  # revision -> served name
@@ -145,6 +147,11 @@ class Replica:
     @property
     def ready(self) -> bool:
         return self.phase is Phase.READY
+
+    @property
+    def unknown(self) -> bool:
+        """Whether nothing is known of it so far, good or bad."""
+        return self.phase is Phase.STARTING and self.reason == NOT_PROBED
 
     @property
     def base_models(self) -> tuple[str, ...]:

@@ -445,6 +445,7 @@ async def test_ready_truth_readiness_follows_what_can_be_served(tmp_path: Path) 
                 return (await gateway.client.get("/readyz")).status_code == 200
 
             await until_true(is_ready)
+            await gateway.becomes("alpha", "ready")
             adapters.rename(tmp_path / "unmounted")
             adapters.mkdir()
 
