@@ -46,7 +46,7 @@ class Directory:
         self._scanner = Scanner(root, depth=depth, rules=rules, snapshots=snapshots)
         self._root, self._interval, self._on_scan = root, scan_interval, on_scan
         self._snapshots = snapshots
-        self._root_identity = _identity(root)
+        self._first_root = _identity(root)
         self._unwatched = f"{snapshots.home if snapshots else root / '.lora-gateway'}{os.sep}"
         self._one_scan = asyncio.Lock()
         self._wake = asyncio.Event()
@@ -154,7 +154,7 @@ class Directory:
         """Blocking: whether the folder that such files lie in is there, and is the one it was."""
         if adapter.home is not Home.OWN_PATH and self._snapshots is not None:
             return self._snapshots.home.is_dir()  # it lies in the directory, so a share that is away has none
-        return _identity(self._root) == self._root_identity
+        return _identity(self._root) == self._first_root
 
     def is_unchanged(self, adapter: Adapter) -> bool:
         """Blocking: digest once more what replicas load. FileNotFoundError and other OSErrors are the caller's."""
