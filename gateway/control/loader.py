@@ -15,7 +15,7 @@ from gateway.core.adapters import Adapter, Catalog, Revision
 from gateway.core.bases import Bases, Fit
 from gateway.core.events import EventLog
 from gateway.core.picker import Station
-from gateway.core.placement import Everywhere, first_loaders
+from gateway.core.placement import Everywhere, first_loaders, fitting
 from gateway.core.plan import Load, Plan, Unload, plan
 from gateway.core.registry import Registry
 from gateway.core.replica import Failure, FailureKind, LoraSupport, Replica, Roots
@@ -88,6 +88,15 @@ class _Rest(NamedTuple):
         return all(one is two for one, two in zip(self, other, strict=True))
 
 
+class _Fits(NamedTuple):
+    """The adapters that fit, and what that follows from."""
+
+    catalog: Catalog
+    bases: Bases
+    group: tuple[str, ...]
+    adapters: list[Adapter]
+
+
 class Loader:
     """The hands of one reconciler. `used` are the served names seen on the replica's present process."""
 
@@ -100,6 +109,8 @@ class Loader:
         self._running = 0
         self._pause_until = self._lora_check_at = 0.0
         self._rest: _Rest | None = None
+        self._fits = _Fits(Catalog(), Bases.of(()), (), [])
+        self._more = False  # another load follows at once
 
     @property
     def _replica(self) -> Replica:
@@ -143,9 +154,7 @@ class Loader:
             and self._replica.id in first_loaders(adapter, stations, bases)
         }
         asked = urgent | registry.asked
-        wanted = self._around.placement.wanted(
-            registry.catalog, self._replica, bases, asked=asked, last_used=registry.last_used
-        )
+        wanted = self._around.placement.wanted(self._fitting(), self._replica, asked=asked, last_used=registry.last_used)
         if self._is_early():
             wanted = [adapter for adapter in wanted if bases.fit(adapter) is Fit.MATCH]
         planned = plan(
@@ -160,6 +169,14 @@ class Loader:
             urgent=urgent,
         )
         return planned, urgent
+
+    def _fitting(self) -> list[Adapter]:
+        """The adapters for this replica's base model; found anew when one of the things it follows from is another."""
+        registry, group = self._around.registry, self._replica.base_models
+        if self._fits.catalog is not registry.catalog or self._fits.bases is not registry.bases or self._fits.group != group:
+            found = fitting(registry.catalog, group, registry.bases)
+            self._fits = _Fits(registry.catalog, registry.bases, group, found)
+        return self._fits.adapters
 
     def _is_early(self) -> bool:
         """Whether a replica may still turn out to have the base model that none of the others has."""
@@ -193,6 +210,7 @@ class Loader:
 
     def _start_loads(self, planned: Plan, urgent: Collection[Revision], group: asyncio.TaskGroup) -> None:
         background = False
+        self._more = len(planned.loads) > 1
         for load in planned.loads:
             if self._running >= self._around.policy.load_concurrency:
                 break
@@ -251,7 +269,7 @@ class Loader:
         facts = {"adapter": revision.name, "revision": revision.digest, "replica": self._replica.id}
         reason = None if good else answer.reason
         around.events.add("load" if good else "load_failed", **facts, reason=reason, seconds=round(seconds, 4))
-        self.observe = True
+        self.observe = self.observe or outcome is not Outcome.OK or not self._more  # once after many
         self._wake()
 
     def _failure(self, revision: Revision, answer: Answer) -> Failure:

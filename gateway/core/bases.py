@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from gateway.core.adapters import Adapter
 from gateway.core.replica import Replica
@@ -19,6 +20,7 @@ _QUANTISED = re.compile(
 )
 
 
+@lru_cache(4096)
 def normalised(name: str) -> str:
     """`/models/Org/Base-A-bnb-4bit/` -> `base-a`."""
     hub = _HUB_CACHE.search(name)

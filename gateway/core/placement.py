@@ -5,7 +5,7 @@ what was asked for is always wanted. With a limit the most recently used are loa
 what came last.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.core.adapters import Adapter, Catalog, Revision
@@ -22,21 +22,14 @@ class Everywhere:
 
     def wanted(
         self,
-        catalog: Catalog,
+        fitting: Sequence[Adapter],
         replica: Replica,
-        bases: Bases,
         *,
         asked: Collection[Revision] = (),
         last_used: Mapping[str, float] | None = None,
     ) -> list[Adapter]:
-        """`asked`: a request waits for these: they come first. `last_used`: by adapter name, any clock."""
+        """From those that fit. `asked`: a request waits for these: they come first. `last_used`: by name, any clock."""
         used = last_used or {}
-        names = set(bases.names)
-        fitting = [
-            adapter
-            for name, adapter in sorted(catalog.adapters.items())
-            if name not in names and bases.accepts(adapter, replica.base_models)
-        ]
         first = [adapter for adapter in fitting if adapter.revision in asked]
         rest = [adapter for adapter in fitting if adapter.revision not in asked]
         if self.preload is not None:
@@ -46,6 +39,12 @@ class Everywhere:
             room = max(0, self.preload - len(first) - len(held))
             rest = [*held, *reversed(missing[:room])]
         return [*first, *rest]
+
+
+def fitting(catalog: Catalog, group: tuple[str, ...], bases: Bases) -> list[Adapter]:
+    """The adapters for replicas that serve the base model `group`, by name."""
+    names = set(bases.names)
+    return [a for name, a in sorted(catalog.adapters.items()) if name not in names and bases.accepts(a, group)]
 
 
 def placed(adapter: Adapter, replicas: Iterable[Replica], bases: Bases) -> list[Replica]:

@@ -12,7 +12,7 @@ from hypothesis.strategies import integers, sampled_from
 
 from gateway.core.adapters import Adapter, Catalog, Home, Revision
 from gateway.core.picker import pick
-from gateway.core.placement import Everywhere
+from gateway.core.placement import Everywhere, fitting
 from gateway.core.plan import Load, Unload, plan
 from gateway.core.registry import Lease, Registry
 from gateway.core.replica import LoraSupport, ModelEntry, Observation, Phase, Replica, Roots
@@ -73,7 +73,8 @@ class Gateway:
 
     def plan(self, replica_id: str, engine: Engine, now: float) -> list[Load | Unload]:
         station = self.registry.stations[replica_id]
-        wanted = Everywhere().wanted(self.registry.catalog, station.replica, self.registry.bases)
+        fit = fitting(self.registry.catalog, station.replica.base_models, self.registry.bases)
+        wanted = Everywhere().wanted(fit, station.replica)
         planned = plan(
             wanted,
             station.replica,
