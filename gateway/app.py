@@ -230,4 +230,12 @@ def _log_event(event: Event) -> None:
     tell(event.kind, **facts)
 
 
-_TROUBLES = ("load_failed", "drift", "adapter_invalid", "adapter_lost", "directory_trouble")
+_TROUBLES = (
+    "load_failed",
+    "drift",
+    "adapter_invalid",
+    "adapter_lost",
+    "directory_trouble",
+    "aliases_trouble",
+    "pins_trouble",
+)

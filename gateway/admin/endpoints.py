@@ -23,12 +23,14 @@ from gateway.admin.cells import in_full, in_letters
 from gateway.admin.console import console_route
 from gateway.admin.event_stream import event_stream
 from gateway.admin.status import Status
-from gateway.core.errors import GatewayError, MethodNotAllowed, ModelNotFound, NoReplica, NotFound
+from gateway.core.adapters import Revision
+from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest, MethodNotAllowed, ModelNotFound, NoReplica, NotFound
 from gateway.core.events import EventLog
 from gateway.core.listing import model_list
 from gateway.core.registry import Registry
 from gateway.metrics import Metrics
 
+MAX_ACTION_BODY = 4096  # bytes
 SLICE = 25  # rows told at a stretch, before other work of the event loop gets its turn
 
 
@@ -38,6 +40,8 @@ class Actions(Protocol):
     async def scan(self) -> None: ...
     def load(self, adapter: str) -> bool: ...
     def retry(self, adapter: str) -> bool: ...
+    async def pin(self, adapter: str, digest: str | None) -> str | None: ...  # the digest; None: no such adapter
+    async def unpin(self, adapter: str) -> bool: ...
     def drain(self, replica: str, on: bool) -> bool: ...
 
 
@@ -68,6 +72,8 @@ class Endpoints:
             Route("/admin/adapters", self._guarded(self.adapters)),
             Route("/admin/adapters/{name:path}/load", self._guarded(self.load, action=True), methods=["POST"]),
             Route("/admin/adapters/{name:path}/retry", self._guarded(self.retry, action=True), methods=["POST"]),
+            Route("/admin/adapters/{name:path}/pin", self._guarded(self.pin, action=True), methods=["POST"]),
+            Route("/admin/adapters/{name:path}/unpin", self._guarded(self.unpin, action=True), methods=["POST"]),
             Route("/admin/adapters/{name:path}", self._guarded(self.adapter)),
             Route("/admin/replicas", self._guarded(self.replicas)),
             Route("/admin/replicas/{id}/drain", self._guarded(self.drain, action=True), methods=["POST"]),
@@ -144,6 +150,17 @@ class Endpoints:
     async def retry(self, request: Request) -> Response:
         return _done(self.actions.retry(request.path_params["name"]), "adapter", request.path_params["name"])
 
+    async def pin(self, request: Request) -> Response:
+        """The body may name the revision: `{"revision": "12 hex digits"}`; by default the current one."""
+        name = request.path_params["name"]
+        digest = await self.actions.pin(name, await _wanted_revision(request, name))
+        if digest is None:
+            raise NotFound(f"There is no adapter '{name[:200]}'.")
+        return _json({"ok": True, "revision": digest})
+
+    async def unpin(self, request: Request) -> Response:
+        return _done(await self.actions.unpin(request.path_params["name"]), "adapter", request.path_params["name"])
+
     async def drain(self, request: Request) -> Response:
         return _done(self.actions.drain(request.path_params["id"], True), "replica", request.path_params["id"])
 
@@ -174,6 +191,31 @@ async def _gathered(rows: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
         if len(gathered) % SLICE == 0:
             await asyncio.sleep(0)
     return gathered
+
+
+async def _wanted_revision(request: Request, name: str) -> str | None:
+    """The digest that the body names, None for an empty body; also `NAME@DIGEST` is understood."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_ACTION_BODY:
+            raise BodyTooLarge(f"The body may have {MAX_ACTION_BODY} bytes.")
+    if not body.strip():
+        return None
+    try:
+        digest = msgspec.json.decode(body, type=_Pin).revision
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        digest = ""
+    if digest is None:
+        return None
+    digest = digest.removeprefix(f"{name}@")
+    if Revision.parse(f"{name}@{digest}") != Revision(name, digest):
+        raise InvalidRequest('The body must be empty or {"revision": "12 hex digits"}.', param="revision")
+    return digest
+
+
+class _Pin(msgspec.Struct):
+    revision: str | None = None
 
 
 def _json(document: Any, status: int = 200) -> Response:

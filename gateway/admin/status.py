@@ -96,6 +96,11 @@ class Status:
             "snapshots": about.snapshots,
             "snapshots_reason": about.snapshots_reason(),
             "directory": self._registry.catalog.trouble,
+            "aliases": {
+                name: {arm.model: arm.weight for arm in alias.arms} for name, alias in self._registry.catalog.aliases.items()
+            },
+            "aliases_reason": self._registry.catalog.aliases_trouble,
+            "pins_reason": self._registry.catalog.pins_trouble,
         }
 
     def adapters(self, cells: Cells = in_full) -> Iterator[dict[str, Any]]:
@@ -108,8 +113,25 @@ class Status:
         """The row of one adapter; None when there is none such."""
         look = _Look.at(self._registry)
         if name in look.catalog.adapters or name in look.catalog.rejected or name in look.removing:
-            return self._row(name, look, in_full)
+            return self._row(name, look, in_full) | {"revisions": self._revisions(name)}
         return None
+
+    def _revisions(self, name: str) -> list[dict[str, Any]]:
+        """Every revision of a name that is stored or held, the current one first, then what it meant before."""
+        catalog = self._registry.catalog
+        held: dict[str, list[str]] = {}
+        for replica in sorted(self._registry.replicas(), key=lambda replica: replica.id):
+            for revision in replica.held:
+                if revision.name == name:
+                    held.setdefault(revision.digest, []).append(replica.id)
+        current = catalog.adapters.get(name)
+        order = [current.digest] if current is not None else []
+        order += [revision.digest for revision in catalog.formers.get(name, ())]
+        order += sorted({r.digest for r in catalog.stored if r.name == name} | held.keys())
+        return [
+            {"revision": digest, "stored": Revision(name, digest) in catalog.stored, "replicas": held.get(digest, [])}
+            for digest in dict.fromkeys(order)
+        ]
 
     def _row(self, name: str, look: _Look, cells: Cells) -> dict[str, Any]:
         adapter, rejected = look.catalog.adapters.get(name), look.catalog.rejected.get(name)
@@ -126,7 +148,8 @@ class Status:
 
     def _known(self, adapter: Adapter, rejected: Rejected | None) -> dict[str, Any]:
         now = standing(adapter, self._registry)
-        reasons = [now.reason] if now.reason else []
+        reasons, catalog = [now.reason] if now.reason else [], self._registry.catalog
+        pinned = catalog.pins.get(adapter.name)
         if rejected is not None:  # an older revision still serves
             reasons.append(f"new files are {rejected.state.value}: {rejected.reason}")
         return {
@@ -139,6 +162,7 @@ class Status:
             "reason": "; ".join(reasons),
             "warnings": list(now.warnings),
             "snapshot": adapter.home.value,
+            "pinned": pinned is not None,
             "size_bytes": adapter.size_bytes,
             "seen_at": adapter.seen_at,
         }
@@ -194,6 +218,7 @@ def _empty(name: str, state: State, reason: str) -> dict[str, Any]:
         "reason": reason,
         "warnings": [],
         "snapshot": None,
+        "pinned": False,
         "size_bytes": None,
         "seen_at": None,
     }

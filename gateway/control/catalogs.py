@@ -14,10 +14,13 @@ from typing import Any
 
 import structlog
 
+from gateway.control.alias_file import NAME as ALIASES
 from gateway.control.directory import Directory
 from gateway.control.guard import Guard
+from gateway.control.pins import NAME as PINS
 from gateway.control.snapshots import Snapshots
 from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
+from gateway.core.errors import PinRefused
 from gateway.core.events import EventLog
 from gateway.core.registry import Registry
 from gateway.metrics import Metrics
@@ -78,6 +81,32 @@ class CatalogKeeper:
         """An operator's scan, at once."""
         self._take(await self._directory.rescan())
 
+    async def pin(self, name: str, digest: str | None) -> str:
+        """Keep a known name on a stored revision, None: the current one; returns the digest. Raises PinRefused."""
+        if self._snapshots is None:
+            raise PinRefused("Pins are kept beside the snapshots, which are off: see --snapshots.")
+        await self.scan()
+        catalog = self._registry.catalog
+        current = catalog.adapters.get(name)
+        digest = digest or catalog.pins.get(name) or (current.digest if current is not None else "")
+        if Revision(name, digest) not in catalog.stored:
+            reason = current.home_reason if current is not None and current.digest == digest else ""
+            known = ", ".join(sorted(r.digest for r in catalog.stored if r.name == name)) or "none"
+            raise PinRefused(f"There is no snapshot of '{name}' at that revision{reason and f' ({reason})'}. Stored: {known}.")
+        self._take(await self._directory.pin(name, digest))
+        self._events.add("pin", adapter=name, revision=digest)
+        return digest
+
+    async def unpin(self, name: str) -> bool:
+        """Let a name follow the directory again; False when it was not pinned. Raises PinRefused."""
+        await self.scan()
+        digest = self._registry.catalog.pins.get(name)
+        if digest is None:
+            return False
+        self._take(await self._directory.pin(name, None))
+        self._events.add("unpin", adapter=name, revision=digest)
+        return True
+
     def _take(self, catalog: Catalog) -> None:
         old = self._registry.catalog
         if catalog is old and self._registry.scanned:
@@ -104,6 +133,10 @@ class CatalogKeeper:
                     self._metrics.found_invalid(rejected.code)
         if new.trouble and new.trouble != old.trouble:
             self._events.add("directory_trouble", reason=new.trouble)
+        if new.aliases_trouble and new.aliases_trouble != old.aliases_trouble:
+            self._events.add("aliases_trouble", reason=f"{ALIASES} {new.aliases_trouble}; the last good one is followed")
+        if new.pins_trouble and new.pins_trouble != old.pins_trouble:
+            self._events.add("pins_trouble", reason=f"{PINS} {new.pins_trouble}; the last good one is followed")
 
     # for the loaders
 
@@ -147,7 +180,7 @@ class CatalogKeeper:
 
     def lose(self, revision: Revision, reason: str) -> None:
         """Take a revision out of use until its files were found whole again."""
-        adapter = self._registry.catalog.find(revision)
+        adapter = self._registry.catalog.get(revision)
         if adapter is None or revision in self._registry.lost or self._spawn is None:
             return
         self._registry.lose(revision, reason)
@@ -158,7 +191,7 @@ class CatalogKeeper:
     async def _recheck(self, revision: Revision) -> None:
         while revision in self._registry.lost:
             self._take(await self._directory.rescan())
-            adapter = self._registry.catalog.find(revision)
+            adapter = self._registry.catalog.get(revision)
             if adapter is None:
                 return
             if await self.unchanged(adapter):
@@ -198,5 +231,11 @@ class CatalogKeeper:
                 await asyncio.to_thread(snapshots.delete, revision)
 
     def _in_use(self) -> set[Revision]:
-        current = {adapter.revision for adapter in self._registry.catalog.adapters.values()}
-        return current | self._registry.snapshots_in_use()
+        """What the directory holds and means, what replicas hold, and what still stands in for a revision nobody holds."""
+        registry, catalog = self._registry, self._registry.catalog
+        current = {adapter.revision for adapter in catalog.adapters.values()}
+        pinned = {Revision(name, digest) for name, digest in catalog.pins.items()}
+        behind = {r for name in catalog.pins for r in catalog.shelf if r.name == name}
+        held = {revision for replica in registry.replicas() for revision in replica.held}
+        waiting = {r for name, kept in catalog.formers.items() if catalog.adapters[name].revision not in held for r in kept}
+        return current | pinned | behind | waiting | registry.snapshots_in_use()

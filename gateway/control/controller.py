@@ -173,6 +173,20 @@ class Controller:
             reconciler.retry(found.revision)
         return True
 
+    async def pin(self, adapter: str, digest: str | None) -> str | None:
+        """Keep a name on a revision, by default on the current one; the revision's digest, None for an unknown name."""
+        if not self._is_known(adapter):
+            return None
+        return await self._keeper.pin(adapter, digest)
+
+    async def unpin(self, adapter: str) -> bool:
+        """Let a name follow the directory again; also a name that is gone may be unpinned."""
+        return await self._keeper.unpin(adapter) or self._is_known(adapter)
+
+    def _is_known(self, adapter: str) -> bool:
+        catalog = self._registry.catalog
+        return adapter in catalog.adapters or adapter in catalog.rejected
+
     def drain(self, replica: str, on: bool) -> bool:
         reconciler = self._reconciler(replica)
         if reconciler is not None:

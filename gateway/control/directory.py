@@ -16,14 +16,17 @@ import structlog
 from watchfiles import Change, awatch
 
 from gateway.control.absence import SECOND_LOOK
+from gateway.control.alias_file import NAME as ALIASES
 from gateway.control.files import CONTENT
 from gateway.control.scanner import Scanner
 from gateway.control.snapshots import Snapshots
 from gateway.control.validation import Rules
 from gateway.control.verdicts import Refused
-from gateway.core.adapters import Adapter, Catalog, Home
+from gateway.core.adapters import Adapter, Catalog, Home, Revision
+from gateway.core.errors import PinRefused
 
 log = structlog.get_logger("gateway.directory")
+WATCHED = (*CONTENT, ALIASES)
 BETWEEN = 0.5  # seconds between the starts of two scans that requests asked for
 OLD = 1.0  # seconds after which a scan says nothing about a name it did not find
 PATIENCE = 5.0  # seconds that a request waits for files which are right but still fresh
@@ -91,13 +94,21 @@ class Directory:
     async def refresh(self, name: str) -> Catalog:
         """For a request that names what nobody knows."""
         end = monotonic() + PATIENCE
-        if not await self._may_have_changed():
+        if not self._ask(name) and not await self._may_have_changed():
             return self._scanner.catalog
         catalog = await self._shared_scan()
         while name in self._scanner.pending() and monotonic() < end:
             await asyncio.sleep(SECOND_LOOK / 2)
             catalog = await self._shared_scan()
         return catalog
+
+    def _ask(self, name: str) -> bool:
+        """Whether the name is a revision that lies in a snapshot: the next scan takes it from there."""
+        revision, shelf = Revision.parse(name), self._scanner.shelf
+        if revision is None or shelf is None or not shelf.has(revision):
+            return False
+        shelf.ask(revision)
+        return True
 
     async def _may_have_changed(self) -> bool:
         if monotonic() - self._began > OLD or self._scanner.restless:
@@ -146,7 +157,20 @@ class Directory:
         """Snapshots are never a source of events, nor are files that are neither config nor weights."""
         if path.startswith(self._unwatched) or path + os.sep == self._unwatched:
             return False
-        return os.path.basename(path) in CONTENT or not os.path.isfile(path)  # noqa: PTH113, PTH119
+        return os.path.basename(path) in WATCHED or not os.path.isfile(path)  # noqa: PTH113, PTH119
+
+    # pins
+
+    async def pin(self, name: str, digest: str | None) -> Catalog:
+        """Keep a name on a revision, None: let it follow the directory again. Raises PinRefused."""
+        shelf = self._scanner.shelf
+        assert shelf is not None, "without snapshots there are no pins"
+        try:
+            await asyncio.to_thread(shelf.pins.set, name, digest)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise PinRefused(f"The pins cannot be written beside the snapshots: {reason}.") from error
+        return await self.rescan()
 
     # looking at one adapter
 

@@ -150,11 +150,12 @@ class Loader:
         urgent = {
             revision
             for revision in registry.demand
-            if (adapter := registry.catalog.find(revision)) is not None
+            if (adapter := registry.catalog.get(revision)) is not None
             and self._replica.id in first_loaders(adapter, stations, bases)
         }
         asked = urgent | registry.asked
         wanted = self._around.placement.wanted(self._fitting(), self._replica, asked=asked, last_used=registry.last_used)
+        wanted[:0] = self._set_aside(urgent)
         if self._is_early():
             wanted = [adapter for adapter in wanted if bases.fit(adapter) is Fit.MATCH]
         planned = plan(
@@ -169,6 +170,18 @@ class Loader:
             urgent=urgent,
         )
         return planned, urgent
+
+    def _set_aside(self, urgent: Collection[Revision]) -> list[Adapter]:
+        """What is wanted though its name means another revision: asked for by revision, or standing in for a refused one."""
+        registry, wanted = self._around.registry, {}
+        for revision in urgent:
+            if registry.catalog.find(revision) is None and (adapter := registry.catalog.get(revision)) is not None:
+                wanted[revision] = adapter
+        for revision in self._replica.failures:
+            current = registry.catalog.find(revision)
+            if current is not None and (adapter := registry.stand_in(current)) is not None:
+                wanted[adapter.revision] = adapter
+        return list(wanted.values())
 
     def _fitting(self) -> list[Adapter]:
         """The adapters for this replica's base model; found anew when one of the things it follows from is another."""
@@ -186,6 +199,7 @@ class Loader:
         """What this replica should not hold any more: nobody should, or only those of another base model."""
         registry, replica = self._around.registry, self._replica
         bases, retired = registry.bases, registry.retired(self._around.clock(), self._around.policy.unload_linger)
+        retired = {r for r in retired if r in registry.lost or not registry.still_serves(r, replica)}
         for revision in replica.seen.names.values():
             adapter = registry.catalog.find(revision)
             if adapter is None or bases.accepts(adapter, replica.base_models):

@@ -174,7 +174,7 @@ class Reconciler:
         if missing:
             self._note_drift(missing, "it no longer holds them")
         catalog = self._around.registry.catalog
-        known = {r for r in self.replica.failures if catalog.find(r) is not None}
+        known = {r for r in self.replica.failures if catalog.get(r) is not None}
         self._publish(self.replica.adopting(seen, known))
         self._set_phase(*(self._serving_phase() if seen.base_models else (Phase.STARTING, "it lists no base model")))
 

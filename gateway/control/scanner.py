@@ -10,12 +10,18 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from gateway.control.absence import NEVER, SILENT, failure_above, proof_needed
+from gateway.control.alias_file import NAME as ALIASES
+from gateway.control.alias_file import NO_ALIASES, parse_aliases
 from gateway.control.cataloguing import assemble
 from gateway.control.files import DISK, FileLayer, signature
 from gateway.control.folder_memory import FolderMemory
+from gateway.control.followed_file import FollowedFile
+from gateway.control.pins import Pins
+from gateway.control.shelf import Shelf
 from gateway.control.snapshots import Snapshots, Stored
 from gateway.control.validation import Facts, Rules, inspect
 from gateway.control.verdicts import Incomplete, Invalid, Refused
@@ -41,6 +47,8 @@ class Scanner:
         self.root = root
         self._depth, self._rules, self._snapshots, self._settle = depth, rules, snapshots, settle
         self._steady, self._wall, self._layer = steady, wall, layer
+        self.shelf = Shelf(snapshots, Pins(snapshots.home), rules) if snapshots else None
+        self._aliases = FollowedFile(root / ALIASES, root, parse_aliases, NO_ALIASES, layer=layer)
         self._lock = threading.Lock()
         self._memories: dict[str, FolderMemory] = {}
         self._good: dict[str, Place] = {}  # which folder each place was when nothing was missing below it
@@ -61,11 +69,18 @@ class Scanner:
             home = [str(self._snapshots.home)] if self._snapshots else []
             tree = Walk(str(self.root), self._depth, self._layer, home).tree()
             self._listed = tree.listed
-            catalog = assemble(self._memories.values(), self._take(tree))
+            catalog = self._complete(assemble(self._memories.values(), self._take(tree)))
             self.restless = any(memory.is_restless() for memory in self._memories.values())
             if catalog != self.catalog:
                 self.catalog = catalog
             return self.catalog
+
+    def _complete(self, catalog: Catalog) -> Catalog:
+        """With what people wish: pins and aliases."""
+        if self.shelf is not None:
+            catalog = self.shelf.arrange(catalog, self._wall_now)
+        aliases = self._aliases.read()
+        return replace(catalog, aliases=aliases, aliases_trouble=self._aliases.trouble)
 
     def pending(self) -> set[str]:
         """Names whose files are right but too fresh to be believed before the next look."""

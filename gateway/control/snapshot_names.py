@@ -3,6 +3,7 @@
 `NAME@DIGEST` is a snapshot; a hidden name is something half done: made aside, put away, or found broken.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,10 +38,11 @@ def rubbish_below(home: Path) -> Iterator[Path]:
 def _folders(folder: Path, depth: int) -> Iterator[Path]:
     """All folders below that are no links; into a snapshot or something half done it does not go."""
     try:
-        children = sorted(child for child in folder.iterdir() if child.is_dir() and not child.is_symlink())
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     except OSError:
         return
-    for child in children:
-        yield child
-        if depth and not child.name.startswith(".") and Revision.parse(child.name) is None:
-            yield from _folders(child, depth - 1)
+    for name in names:
+        yield folder / name
+        if depth and not name.startswith(".") and Revision.parse(name) is None:
+            yield from _folders(folder / name, depth - 1)

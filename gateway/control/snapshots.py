@@ -139,6 +139,11 @@ class Snapshots:
         with self._lock:
             target, known = self.path(revision), self._verified.get(revision)
             try:
+                folder = target.stat().st_ino
+            except OSError as error:
+                absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+                return known[1] if known is not None and not absent else None
+            try:
                 marks = signature(str(target), self._layer)
                 if known is not None and known[0] == marks:
                     return known[1]
@@ -153,7 +158,7 @@ class Snapshots:
             except Refused:
                 pass
             self._verified.pop(revision, None)
-            self._discard(target)
+            self._discard(target, folder)
             return None
 
     def _kind(self, marks: Signature, target: Path) -> Home:
@@ -161,10 +166,18 @@ class Snapshots:
         linked = any(self._layer.stat(f"{target}/{mark.name}").st_nlink > 1 for mark in marks)
         return Home.LINK if linked or self._mode == "link" else Home.COPY
 
-    def _discard(self, target: Path) -> None:
-        """Out of the way at once, deleted when it is old: the right content may be made again at the same path."""
+    def _discard(self, target: Path, inode: int) -> None:
+        """Out of the way at once, deleted when it is old: the right content may be made again at the same path.
+
+        Only the folder with this inode was looked at; what another gateway has put there meanwhile stays.
+        """
+        broken = aside(target, f"{BROKEN}{uuid.uuid4().hex[:6]}-")
         with suppress(OSError):
-            target.rename(aside(target, f"{BROKEN}{uuid.uuid4().hex[:6]}-"))
+            if target.stat().st_ino != inode:
+                return
+            target.rename(broken)
+            if broken.stat().st_ino != inode:
+                broken.rename(target)
 
     def on_disk(self) -> set[Revision]:
         """Every revision that has a snapshot here, whoever made it."""

@@ -2,7 +2,7 @@
 
 The sentence tells the remedy and holds no path. Codes are a fixed set, so they may be metric labels:
 config, lfs_pointer, not_lora, field, rank, weights_missing, weights_short, weights_corrupt, no_lora_tensors, shape,
-not_finite, pickle, sharded, outside, not_a_file, name, unreadable, changing, duplicate.
+not_finite, pickle, sharded, outside, not_a_file, name, unreadable, changing, duplicate, pin.
 """
 
 

@@ -12,6 +12,8 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from gateway.core.aliases import Alias
+
 DIGEST_LENGTH = 12
 _PINNED = re.compile(rf"(?P<name>.+)@(?P<digest>[0-9a-f]{{{DIGEST_LENGTH}}})", re.DOTALL)
 
@@ -85,13 +87,28 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """Every adapter of the directory by name, and the rejected ones with their reasons."""
+    """Every adapter of the directory by name, at the revision that the name means now, and the rejected ones.
+
+    The shelf has other revisions that lie in a whole snapshot and may be served too: what a name meant before, what
+    clients asked for by `NAME@REVISION`, and what the directory holds where a pin says otherwise.
+    """
 
     adapters: Mapping[str, Adapter] = field(default_factory=lambda: MappingProxyType({}))
     rejected: Mapping[str, Rejected] = field(default_factory=lambda: MappingProxyType({}))
     trouble: str = ""  # why the directory itself cannot be read; the last good adapters stay
+    shelf: Mapping[Revision, Adapter] = field(default_factory=lambda: MappingProxyType({}))
+    formers: Mapping[str, tuple[Revision, ...]] = field(default_factory=lambda: MappingProxyType({}))  # newest first
+    stored: frozenset[Revision] = frozenset()  # every revision that has a snapshot
+    pins: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name -> digest
+    pins_trouble: str = ""
+    aliases: Mapping[str, Alias] = field(default_factory=lambda: MappingProxyType({}))
+    aliases_trouble: str = ""
 
     def find(self, revision: Revision) -> Adapter | None:
         """The adapter that is this very revision now."""
         adapter = self.adapters.get(revision.name)
         return adapter if adapter is not None and adapter.digest == revision.digest else None
+
+    def get(self, revision: Revision) -> Adapter | None:
+        """This revision, current or from the shelf."""
+        return self.find(revision) or self.shelf.get(revision)

@@ -75,6 +75,12 @@ class MethodNotAllowed(GatewayError):
     status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
+class PinRefused(GatewayError):
+    """A pin that cannot be kept."""
+
+    status, type, code = 409, "invalid_request_error", "pin_refused"
+
+
 class BodyTooLarge(GatewayError):
     status, type, code = 413, "invalid_request_error", "body_too_large"
 

@@ -7,7 +7,7 @@ from gateway.core.registry import Registry
 
 
 def model_list(registry: Registry) -> list[dict[str, Any]]:
-    """Base models, then static LoRAs, then every valid adapter by name, whether loaded yet or not."""
+    """Base models, then static LoRAs, then every valid adapter by name, whether loaded yet or not, then aliases."""
     catalog, bases = registry.catalog, registry.bases
     roots: dict[str, str] = {}
     statics: dict[str, str] = {}
@@ -26,6 +26,11 @@ def model_list(registry: Registry) -> list[dict[str, Any]]:
         if name not in bases.names and bases.fit(adapter) is not Fit.NONE and adapter.revision not in registry.lost:
             entry = _entry(name, adapter.path, bases.parent(adapter), created=int(adapter.seen_at))
             rows.append(entry | {"revision": adapter.digest})
+    rows += [
+        _entry(name, str(alias), None)
+        for name, alias in sorted(catalog.aliases.items())
+        if name not in bases.names and name not in catalog.adapters and name not in catalog.rejected and name not in statics
+    ]
     return rows
 
 

@@ -19,6 +19,11 @@ class _Loose(msgspec.Struct):
     model: msgspec.Raw = msgspec.Raw(b"null")
 
 
+class _Named(msgspec.Struct):
+    user: object = None
+
+
+_named = msgspec.json.Decoder(_Named).decode
 _strict = msgspec.json.Decoder(_Envelope).decode
 _loose = msgspec.json.Decoder(_Loose).decode
 _name = msgspec.json.Decoder(str | None).decode
@@ -32,6 +37,15 @@ def read_model(body: bytes) -> str | None:
         return _read_loosely(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise _not_json(error) from None
+
+
+def read_user(body: bytes) -> str:
+    """The `user` of a JSON body whose model was read; empty when it has none."""
+    try:
+        user = _named(body).user
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ""
+    return user if isinstance(user, str) else ""
 
 
 def _read_loosely(body: bytes) -> str | None:

@@ -17,6 +17,7 @@ class Station:
     by_name: dict[str, int] = field(default_factory=dict)  # in flight, by served name
     line: Line = field(default_factory=deque)  # requests that wait for room here
     queued: int = 0  # how many they are: nobody overtakes them
+    shown: dict[str, str] = field(default_factory=dict)  # adapter name -> digest of the newest that clients could meet here
     last_seen: float | None = None  # when it last answered a probe, wall-clock seconds; its reconciler writes it
 
 
@@ -26,6 +27,7 @@ class Seat:
 
     station: Station
     served_name: str
+    digest: str | None = None  # the revision that it has there
 
 
 def pick(seats: Sequence[Seat], turn: int, *, limit: int = 0, avoid: Collection[str] = ()) -> Seat | None:

@@ -6,15 +6,17 @@ Choosing a replica and counting it is one synchronous step.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
+from gateway.core.aliases import Alias
 from gateway.core.bases import Bases, Fit
 from gateway.core.errors import AdapterIncomplete, AdapterRejected, InvalidRequest
 from gateway.core.picker import Seat, Station
-from gateway.core.replica import Replica
+from gateway.core.placement import placed
+from gateway.core.replica import Replica, is_refused
 from gateway.core.wakeup import Wakeup, call_next
 
 
@@ -25,15 +27,17 @@ class Route:
     model: str
     label: str
     seats: tuple[Seat, ...]
-    adapter: Adapter | None = None  # an adapter of the catalog, at its current revision
-    revision: Revision | None = None
+    adapter: Adapter | None = None  # what is loaded for it where no replica holds it
+    alias: Alias | None = None  # it stands for others: where it leads follows from the session
+    aside: bool = False  # a revision that its name does not mean now
 
 
 class Unwanted(NamedTuple):
-    """Since when (monotonic seconds), and at which scan, a revision is not in the catalog."""
+    """Since when (monotonic seconds), and at which scan, a revision is not in the catalog; `turn`: its last request."""
 
     since: float
     scan: int
+    turn: int = 0
 
 
 class Lease:
@@ -47,7 +51,7 @@ class Lease:
         self._station: Station | None = station
         self.model, self.label, self.served_name = model, route.label, seat.served_name
         self.replica, self.url = station.replica.id, station.replica.url
-        self.revision = route.revision.digest if route.revision else None
+        self.revision = seat.digest
         station.inflight += 1
         station.by_name[seat.served_name] = station.by_name.get(seat.served_name, 0) + 1
 
@@ -85,6 +89,7 @@ class Registry:
         self.left_ready: dict[str, float] = {}  # replica -> when it ceased to be ready, monotonic
         self.lost: dict[Revision, str] = {}  # revisions whose files changed or went under the replicas, with the reason
         self.unwanted: dict[Revision, Unwanted] = {}
+        self._uses: dict[Revision, int] = {}  # of revisions that their names do not mean now: number of the last request
         self._strict = strict_base_model
         self._routes: dict[str, Route] = {}
         self._turn = 0
@@ -94,8 +99,9 @@ class Registry:
 
     def replace_catalog(self, catalog: Catalog, now: float) -> None:
         self.catalog, self.scanned = catalog, True
-        self.asked = {r for r in self.asked if catalog.find(r) is not None}
-        self.lost = {r: why for r, why in self.lost.items() if catalog.find(r) is not None}
+        self.asked = {r for r in self.asked if catalog.get(r) is not None}
+        self.lost = {r: why for r, why in self.lost.items() if catalog.get(r) is not None}
+        self._uses = {r: turn for r, turn in self._uses.items() if r in catalog.shelf}
         self.last_used = {name: turn for name, turn in self.last_used.items() if name in catalog.adapters}
         self.unwanted = {r: u for r, u in self.unwanted.items() if catalog.find(r) is None}
         for replica in self.replicas():
@@ -119,6 +125,8 @@ class Registry:
         if station is None or station.replica == replica:
             return
         old, station.replica = station.replica, replica
+        if not replica.held:
+            station.shown.clear()
         if old.ready and not replica.ready:
             self.left_ready[replica.id] = now
         if old.seen is not replica.seen:
@@ -166,9 +174,33 @@ class Registry:
         return sum(station.inflight for station in self.stations.values())
 
     def retired(self, now: float, linger: float) -> set[Revision]:
-        """What nobody should hold any more: unwanted for `linger` seconds and two scans, or lost."""
+        """What nobody should hold any more: unwanted for `linger` seconds and two scans, or lost. Each use counts anew."""
+        for revision, turn in self._uses.items():
+            unwanted = self.unwanted.get(revision)
+            if unwanted is not None and unwanted.turn != turn:
+                self.unwanted[revision] = Unwanted(now, self.scans, turn)
         gone = {r for r, u in self.unwanted.items() if now - u.since >= linger and self.scans - u.scan >= 2}
         return gone | self.lost.keys()
+
+    def still_serves(self, revision: Revision, replica: Replica) -> bool:
+        """Whether a replica answers with a former revision because it does not hold the current one."""
+        current = self.catalog.adapters.get(revision.name)
+        if current is None or current.revision in replica.held:
+            return False
+        return revision in self.catalog.formers.get(revision.name, ())
+
+    def stand_in(self, adapter: Adapter) -> Adapter | None:
+        """The former revision that goes on serving because every placed replica refuses the current one."""
+        formers = self.catalog.formers.get(adapter.name)
+        if not formers:
+            return None
+        holders = placed(adapter, self.replicas(), self.bases)
+        if not holders or not all(is_refused(replica, adapter.revision) for replica in holders):
+            return None
+        for former in formers:
+            if former not in self.lost and not all(is_refused(replica, former) for replica in holders):
+                return self.catalog.shelf.get(former)
+        return None
 
     def snapshots_in_use(self) -> set[Revision]:
         """Every snapshot that a known replica holds or loads."""
@@ -199,6 +231,8 @@ class Registry:
         self._turn += 1
         if route.adapter is not None:
             self.last_used[route.label] = self._turn
+            if route.aside:
+                self._uses[route.adapter.revision] = self._turn
         return Lease(self, route, model, seat)
 
     @property
@@ -217,25 +251,58 @@ class Registry:
         adapter = self.catalog.adapters.get(model)
         if adapter is not None:
             self._refuse_misfit(adapter)
-            return self._adapter_route(model, adapter.revision, adapter)
+            return Route(model, model, self._seats(adapter), self.stand_in(adapter) or adapter)
         revision = Revision.parse(model)
         if revision is not None and revision.name in self.catalog.adapters:
-            current = self.catalog.find(revision)
-            route = self._adapter_route(model, revision, current)
-            if current is not None or route.seats:
+            route = self._find_revision(model, revision)
+            if route is not None:
                 return route
         seats = tuple(Seat(s, model) for s in self._ready() if model in s.replica.seen.static)
         if seats or any(model in replica.seen.static for replica in self.replicas()):
             return Route(model, model, seats)
+        alias = self.catalog.aliases.get(model)
+        if alias is not None and model not in self.catalog.rejected:
+            return Route(model, model, (), alias=alias)
         self._refuse_rejected(model)
         return None
 
-    def _adapter_route(self, model: str, revision: Revision, adapter: Adapter | None) -> Route:
-        seats: tuple[Seat, ...] = ()
-        if revision not in self.lost:
-            able = (s for s in self._ready() if adapter is None or self.bases.accepts(adapter, s.replica.base_models))
-            seats = tuple(Seat(s, s.replica.held[revision]) for s in able if revision in s.replica.held)
-        return Route(model, revision.name, seats, adapter, revision)
+    def _find_revision(self, model: str, revision: Revision) -> Route | None:
+        """A revision that a client names; None when it is neither current, nor held, nor taken from its snapshot."""
+        adapter = self.catalog.get(revision)
+        seats = tuple(self._holders(revision, adapter))
+        if adapter is None and not seats:
+            return None
+        return Route(model, revision.name, seats, adapter, aside=self.catalog.find(revision) is None)
+
+    def _seats(self, adapter: Adapter) -> tuple[Seat, ...]:
+        """Where the current revision is held, and a former one where the current one has not come yet.
+
+        A replica that refuses the current one serves a former one only while no replica serves the current one.
+        """
+        current = list(self._holders(adapter.revision, adapter))
+        formers = self.catalog.formers.get(adapter.name)
+        if not formers:
+            return tuple(current)
+        seats = {seat.station.replica.id: seat for seat in current}
+        for seat in current:
+            seat.station.shown[adapter.name] = adapter.digest
+        for former in formers:
+            shelved = self.catalog.shelf.get(former)
+            for seat in self._holders(former, shelved) if shelved is not None else ():
+                if seat.station.shown.get(adapter.name) == adapter.digest:
+                    continue  # it has answered with the current one: never back
+                if not current or not is_refused(seat.station.replica, adapter.revision):
+                    seats.setdefault(seat.station.replica.id, seat)
+        return tuple(seats.values())
+
+    def _holders(self, revision: Revision, adapter: Adapter | None) -> Iterator[Seat]:
+        """The ready replicas that hold a revision which is not lost; only those of its base model when that is known."""
+        if revision in self.lost:
+            return
+        for station in self._ready():
+            replica = station.replica
+            if revision in replica.held and (adapter is None or self.bases.accepts(adapter, replica.base_models)):
+                yield Seat(station, replica.held[revision], revision.digest)
 
     def _ready(self) -> Iterable[Station]:
         return (station for station in self.stations.values() if station.replica.ready)

@@ -203,6 +203,12 @@ class Replica:
         return replace(self, failures=MappingProxyType({}), lora=LoraSupport.UNKNOWN)
 
 
+def is_refused(replica: Replica, revision: Revision) -> bool:
+    """Whether the replica gave a verdict against this revision."""
+    failure = replica.failures.get(revision)
+    return failure is not None and failure.kind is FailureKind.REJECTED
+
+
 def held_under(names: Mapping[str, Revision]) -> Mapping[Revision, str]:
     """The served name to use for each revision: the plain one where two gateways gave it two."""
     held: dict[Revision, str] = {}

@@ -54,6 +54,9 @@ def standing(adapter: Adapter, registry: Registry) -> Standing:
         state = State.PARTIAL
     elif holders and len(failures) == len(holders) and all(f.kind is FailureKind.REJECTED for _, f in failures):
         state = State.REJECTED
+        former = registry.stand_in(adapter)
+        if former is not None:
+            reason += f"; the revision {former.digest} goes on serving"
     else:
         state = State.PENDING
         reason = reason or ("" if holders else "no replica that could hold it is ready")

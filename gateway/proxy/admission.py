@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.core.adapters import Adapter
+from gateway.core.aliases import Alias
 from gateway.core.bases import Fit
 from gateway.core.errors import (
     AdapterLoading,
@@ -50,6 +51,9 @@ class Control(Protocol):
     def missing_files(self, adapter: str, digest: str) -> None: ...
 
 
+Session = Callable[[], bytes]  # what identifies the client's session; empty when nothing does
+
+
 class Counters(Protocol):
     def waited_for_adapter(self, outcome: str, seconds: float) -> None: ...
 
@@ -75,7 +79,7 @@ class Admission:
         self._waiting: Counter[str] = Counter()
         self._fresh = control.fresh
 
-    def try_enter(self, model: str | None) -> Lease | None:
+    def try_enter(self, model: str | None, session: Session = bytes) -> Lease | None:
         """A lease at once, or None when the request has to wait in `enter`; raises GatewayError."""
         registry = self._registry
         name = model or registry.absent_model()
@@ -83,16 +87,18 @@ class Admission:
         if route is None or (route.adapter is not None and not self._fresh(route.adapter)):
             return None
         seat = pick(route.seats, registry.turn, limit=self._limit)
-        if seat is None or seat.station.queued:
-            return None
-        return registry.lease(route, name, seat)
+        if seat is None:
+            return self.try_enter(self._arm(route.alias, session), session) if route.alias is not None else None
+        return None if seat.station.queued else registry.lease(route, name, seat)
 
-    async def enter(self, model: str | None, avoid: frozenset[str] = frozenset()) -> Lease:
+    async def enter(self, model: str | None, session: Session = bytes, avoid: frozenset[str] = frozenset()) -> Lease:
         """Waits as long as it makes sense; raises GatewayError."""
         name = model or self._registry.absent_model()
         if not name:
             raise self._no_replica()
         route = await self._known(name)
+        if route.alias is not None:
+            return await self.enter(self._arm(route.alias, session), session, avoid)
         if route.adapter is not None and not self._fresh(route.adapter):
             await self._control.look(route.adapter)
         lease = self._try(name, avoid, newcomer=True)
@@ -113,6 +119,22 @@ class Admission:
         if not self._registry.observed:
             raise self._no_replica()
         raise ModelNotFound(name)
+
+    def _arm(self, alias: Alias, session: Session) -> str:
+        """Which model an alias means for this session: the best that a replica holds, else the best that may come."""
+        registry, coming, trouble = self._registry, "", None
+        for model in alias.ranked(session() or b"%d" % registry.turn):
+            try:
+                route = registry.route(model)
+            except GatewayError as error:
+                trouble = trouble or error
+                continue
+            if route is not None and route.seats:
+                return model
+            coming = coming or (model if route is not None else "")
+        if coming:
+            return coming
+        raise trouble or ModelNotFound(alias.name, f"It is an alias that leads to nothing: {alias}.")
 
     def _route(self, name: str) -> Route:
         route = self._registry.route(name)

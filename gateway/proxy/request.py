@@ -1,11 +1,15 @@
 """A whole request of a client, and how it is written to a replica."""
 
-from gateway.core.openai import read_model
+import re
+
+from gateway.core.openai import read_model, read_user
 from gateway.proxy.headers import RequestHead
 from gateway.proxy.multipart import Form
 from gateway.proxy.rewrite import replace_model
 from gateway.proxy.routes import Endpoint
 from gateway.proxy.upstream import Pool
+
+_SESSION = re.compile(rb"(?:^|\n)x-session-id:([^\r\n]*)")
 
 
 class Request:
@@ -23,6 +27,13 @@ class Request:
             return read_model(self.body)
         self._form = Form(self.head.content_type, self.body)
         return self._form.model
+
+    def session(self) -> bytes:
+        """What the client says its session is: `x-session-id`, else `user` in the body; empty when it says nothing."""
+        match = _SESSION.search(self.head.lines)
+        if match:
+            return match[1].strip()
+        return b"" if self.endpoint.multipart else read_user(self.body).encode(errors="replace")
 
     def compose(self, pool: Pool, served_name: str, model: str | None, authorization: bytes) -> tuple[bytes, bytes]:
         """Head and body for the replica. `model` is the client's name for what is served as `served_name`."""

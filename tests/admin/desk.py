@@ -37,6 +37,15 @@ class Orders:
     def retry(self, adapter: str) -> bool:
         return self._take("retry", adapter, adapter in self.registry.catalog.adapters)
 
+    async def pin(self, adapter: str, digest: str | None) -> str | None:
+        found = self.registry.catalog.adapters.get(adapter)
+        if not self._take(f"pin {digest}", adapter, found is not None) or found is None:
+            return None
+        return digest or found.digest
+
+    async def unpin(self, adapter: str) -> bool:
+        return self._take("unpin", adapter, adapter in self.registry.catalog.adapters)
+
     def drain(self, replica: str, on: bool) -> bool:
         return self._take("drain" if on else "undrain", replica, replica in self.registry.stations)
 

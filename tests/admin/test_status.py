@@ -58,6 +58,8 @@ def test_a_ready_adapter_tells_what_it_is_and_the_name_it_has_on_each_replica() 
     made = desk(held=(SQL,))
     assert row(made, "sql") == {
         "name": "sql",
+        "pinned": False,
+        "revisions": [{"revision": SQL.digest, "stored": False, "replicas": ["r1:8000", "r2:8000"]}],
         "revision": "000000000001",
         "path": "/adapters/sql",
         "base_model": "base-a",

@@ -234,6 +234,10 @@ async def test_what_nobody_uses_is_removed_when_all_replicas_were_seen(root: Pat
     async with running(Desk(root), cleaning=0.1) as desk:
         desk.hold()
         old = await old_revision(desk, root)
+        before = desk.looks
+        await until(lambda: desk.looks > before + 3)
+        assert Path(old.load_path).is_dir(), "nobody holds the new revision yet: the old one may have to serve again"
+        desk.hold(desk.adapter().revision)
         await until(lambda: not Path(old.load_path).exists())
         assert Path(desk.adapter().load_path).is_dir()
         assert desk.looks >= 2
@@ -264,12 +268,13 @@ async def test_what_a_replica_is_found_to_hold_at_the_last_look_is_brought_back(
     async with running(desk):
         desk.hold()
         old = await old_revision(desk, root)
+        desk.hold(desk.adapter().revision)
         looks: list[bool] = []
 
         async def look_all() -> bool:
             looks.append(Path(old.load_path).exists())
             if len(looks) == 2:
-                desk.hold(old.revision)
+                desk.hold(desk.adapter().revision, old.revision)
             return True
 
         cleaning = asyncio.create_task(desk.keeper.clean(look_all, 0.1))

@@ -514,6 +514,6 @@ def test_a_scan_of_a_thousand_unchanged_adapters_only_looks_and_is_cheap(tmp_pat
         began = time.perf_counter()
         shelf.scan(1.0)
         times.append(time.perf_counter() - began)
-    assert (shelf.disk.calls - looks) / 5 <= 3001, "the folder and its two files"
+    assert (shelf.disk.calls - looks) / 5 <= 3002, "the folder and its two files, the root, and the aliases"
     assert min(times) < 0.5, "measured 0.04 s"
     print(f"1,000 unchanged adapters: {min(times) * 1000:.0f} ms")

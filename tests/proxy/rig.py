@@ -70,10 +70,10 @@ class Table:
                 return TableLease(self, seat, name)
         raise NoReplica("No replica is left.")
 
-    def try_enter(self, model: str | None) -> Any:
+    def try_enter(self, model: str | None, session: Any = bytes) -> Any:
         return self._lease(model) if self.fast and self.gate is None else None
 
-    async def enter(self, model: str | None, avoid: frozenset[str] = frozenset()) -> Any:
+    async def enter(self, model: str | None, session: Any = bytes, avoid: frozenset[str] = frozenset()) -> Any:
         if self.gate is not None:
             self.waiting += 1
             try:
