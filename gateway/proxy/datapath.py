@@ -5,6 +5,7 @@ Both adapters of the data path (ASGI and the server's protocol) reach it; nothin
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from time import monotonic
@@ -21,11 +22,14 @@ SWEEP = 1.0  # seconds between two looks at timeouts and idle connections
 KNOWN_NAMES = 1024  # pairs of names that are kept prepared
 
 
+Session = Callable[[], bytes]  # what identifies the client's session; empty when nothing does
+
+
 class Admission(Protocol):
     """Who may use which replica now, and what becomes of what an exchange saw of a replica."""
 
-    def try_enter(self, model: str | None) -> Lease | None: ...  # None: it has to wait; raises GatewayError
-    async def enter(self, model: str | None, avoid: frozenset[str] = frozenset()) -> Lease: ...
+    def try_enter(self, model: str | None, session: Session) -> Lease | None: ...  # None: it has to wait; raises GatewayError
+    async def enter(self, model: str | None, session: Session, avoid: frozenset[str] = frozenset()) -> Lease: ...
     def refused(self, lease: Lease) -> None: ...  # could not connect
     def draining(self, lease: Lease) -> None: ...
     def forgotten(self, lease: Lease) -> None: ...  # it does not have the name that it was believed to hold

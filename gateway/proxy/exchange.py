@@ -106,7 +106,7 @@ class Exchange:
         path = self._path
         assert self._request is not None
         self._model = self._request.read_model()
-        lease = self._lease = path.admission.try_enter(self._model)
+        lease = self._lease = path.admission.try_enter(self._model, self._request.session)
         if lease is not None:
             connection = path.pool(lease).take(self._begun)
             if connection is not None:
@@ -150,8 +150,9 @@ class Exchange:
         self._send(connection, monotonic())
 
     async def _enter(self) -> Lease:
+        assert self._request is not None
         try:
-            lease = await self._path.admission.enter(self._model, self._avoid)
+            lease = await self._path.admission.enter(self._model, self._request.session, self._avoid)
         except GatewayError as error:
             if self._trouble is not None and error.status >= 500:
                 raise self._trouble from error
