@@ -235,6 +235,7 @@ _TROUBLES = (
     "drift",
     "adapter_invalid",
     "adapter_lost",
+    "quarantine",
     "directory_trouble",
     "aliases_trouble",
     "pins_trouble",

@@ -89,6 +89,9 @@ class Metrics:
     def unloaded(self, replica: str, outcome: str) -> None:
         self._unloads.labels(replica, outcome).inc()
 
+    def quarantined(self, count: int) -> None:
+        self._quarantines.inc(count)
+
     def drifted(self, replica: str, count: int) -> None:
         self._drift.labels(replica).inc(count)
 

@@ -150,6 +150,12 @@ class Controller:
     def missing_files(self, adapter: str, digest: str) -> None:
         self._keeper.lose(Revision(adapter, digest), "a replica says that its files are missing")
 
+    def acquitted(self, revision: Revision) -> None:
+        if self._registry.release(revision):
+            reason = "a trial request went well"
+            self._around.events.add("quarantine_ended", adapter=revision.name, revision=revision.digest, reason=reason)
+            self._wake_all()
+
     # what operators ask
 
     async def scan(self) -> None:
@@ -169,6 +175,9 @@ class Controller:
         found = self._registry.catalog.adapters.get(adapter)
         if found is None:
             return False
+        if self._registry.release(found.revision):
+            facts = {"adapter": adapter, "revision": found.digest, "reason": "an operator said retry"}
+            self._around.events.add("quarantine_ended", **facts)
         for reconciler, _ in self._reconcilers.values():
             reconciler.retry(found.revision)
         return True

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from gateway.control.budget import LoadBudget
 from gateway.control.replica_client import Answer, Outcome, ReplicaClient, ReplicaError
+from gateway.core import strikes
 from gateway.core.adapters import Adapter, Catalog, Revision
 from gateway.core.bases import Bases, Fit
 from gateway.core.events import EventLog
@@ -42,6 +43,7 @@ class Policy:
     unhealthy_after: int = 3
     healthy_after: int = 1
     load_concurrency: int = 1
+    silence: float = 30.0  # without a byte of what a replica owes, until it is asked for a token
 
 
 class Files(Protocol):
@@ -57,6 +59,7 @@ class Counters(Protocol):
     def loaded(self, replica: str, outcome: str, seconds: float) -> None: ...
     def unloaded(self, replica: str, outcome: str) -> None: ...
     def drifted(self, replica: str, count: int) -> None: ...
+    def quarantined(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ class Loader:
         if self._is_early():
             wanted = [adapter for adapter in wanted if bases.fit(adapter) is Fit.MATCH]
         planned = plan(
-            [adapter for adapter in wanted if adapter.revision not in registry.lost],
+            [adapter for adapter in wanted if self._is_allowed(adapter.revision, urgent)],
             self._replica,
             used=self.used,
             idle=idle,
@@ -170,6 +173,11 @@ class Loader:
             urgent=urgent,
         )
         return planned, urgent
+
+    def _is_allowed(self, revision: Revision, urgent: Collection[Revision]) -> bool:
+        """What is quarantined is loaded for its trial request alone."""
+        registry = self._around.registry
+        return revision not in registry.lost and (revision not in registry.strikes.quarantined or revision in urgent)
 
     def _set_aside(self, urgent: Collection[Revision]) -> list[Adapter]:
         """What is wanted though its name means another revision: asked for by revision, or standing in for a refused one."""
@@ -262,21 +270,25 @@ class Loader:
                 around.budget.give_back()
         if first_use and answer.settled and answer.outcome not in (Outcome.OK, Outcome.ALREADY):
             self.used.discard(name)  # the replica never held it under this name
-        self._finish(load, answer, around.clock() - begun)
+        self._finish(load, answer, begun)
 
-    def _finish(self, load: Load, answer: Answer, seconds: float) -> None:
+    def _finish(self, load: Load, answer: Answer, begun: float) -> None:
         around, revision, outcome = self._around, load.adapter.revision, answer.outcome
+        seconds = around.clock() - begun
         self._pause_until = around.clock() + seconds
         around.counters.loaded(self._replica.id, outcome.value, seconds)
         record = self._replica.ending(revision)
         if outcome is Outcome.OK:
             record = record.loaded(revision, load.served_name)
+            around.registry.strikes.loaded(revision)
         elif outcome is Outcome.UNSUPPORTED:
             self._lora_check_at = around.clock() + around.policy.drift_interval
             record = record.unable()
         elif outcome is Outcome.DRAINING:
             self.told_draining = True
         elif outcome is not Outcome.ALREADY:
+            if outcome is Outcome.ERROR:
+                around.registry.strikes.failed(self._replica.id, strikes.Failure(revision, begun, around.clock()))
             record = record.failing(revision, self._failure(revision, answer))
         self._publish(record)
         good = outcome in (Outcome.OK, Outcome.ALREADY)

@@ -14,6 +14,8 @@ from types import MappingProxyType
 import structlog
 
 from gateway.control.loader import FOREVER, Loader, Surroundings
+from gateway.control.pulse import REASON as SILENT
+from gateway.control.pulse import Pulse
 from gateway.control.replica_client import Probe, ReplicaClient, ReplicaError
 from gateway.core.adapters import Revision
 from gateway.core.picker import Station
@@ -32,12 +34,14 @@ class Reconciler:
         self._dirty = asyncio.Event()
         self._loader = Loader(station, client, around, self._dirty.set)
         self._health = Health()
+        self._pulse = Pulse(station, client, around.clock, around.policy.silence)
         self._probe_at = self._observe_at = 0.0
         self._started_at: float | None = None  # of the present process, as its metrics say
         self._fresh = True  # came up since the last observation
         self._was_away = False  # it did not answer before it came up
         self._doubt = False  # it may be another process than before
         self._told_draining = self._drained = False
+        self._alive = False  # it served, and is not known to have ended since
         self._observations, self._observed = 0, Wakeup()
 
     @property
@@ -124,12 +128,21 @@ class Reconciler:
             self.tell_draining()
         if self._health.up and (self._fresh or self._loader.observe or clock() >= self._observe_at):
             await self._observe()
+        if self._health.up and self._pulse.is_due():
+            loads.create_task(self._feel_pulse(), name=f"a token of {self.id}")
         after = FOREVER
         if self.replica.phase in (Phase.READY, Phase.DRAINING):
             after = await self._loader.act(loads)
         else:
             self._loader.rest()
         return max(0.0, min(self._probe_at - clock(), after))
+
+    async def _feel_pulse(self) -> None:
+        was_silent = self._pulse.silent
+        await self._pulse.ask()
+        if self._pulse.silent != was_silent and self._health.up:
+            self._set_phase(*self._serving_phase())
+            self._dirty.set()
 
     def _judge(self, probe: Probe) -> None:
         """A refused connection means that the process is gone; other failures count up to the limit."""
@@ -143,6 +156,9 @@ class Reconciler:
         if self._health.up:
             self._fresh = self._fresh or not was_up
             return
+        self._pulse.forget()
+        if probe.refused:
+            self._note_death(self._around.clock())
         self._fresh, self._was_away, self._told_draining = True, True, False
         gone = probe.refused or was_up or self.replica.phase is not Phase.STARTING
         if not probe.ok:
@@ -167,6 +183,7 @@ class Reconciler:
     def _adopt(self, seen: Observation, missing: Collection[str]) -> None:
         """What was seen is what is: publish it."""
         self._fresh = self._doubt = self._was_away = False
+        self._alive = True
         self._observations += 1
         self._observed.notify()
         self._observe_at = self._around.clock() + self._around.policy.drift_interval
@@ -189,9 +206,24 @@ class Reconciler:
         # a name that was loaded stays at least the linger time; a replica without metrics cannot be judged
         young = started_at is None or self._around.wall() - started_at < self._around.policy.unload_linger
         self._loader.witnessed = self._was_away or young
+        if started_at is not None:
+            self._note_death(self._around.clock() - max(0.0, self._around.wall() - started_at))
         self._started_at, self._told_draining = started_at, False
         self._loader.used.clear()
         self._publish(self.replica.reborn())
+
+    def _note_death(self, at: float) -> None:
+        """Its process is gone; unless it was told to go, whatever it ran then is suspect."""
+        was_alive, self._alive = self._alive, False
+        if not was_alive or self._told_draining or self._drained:
+            return
+        convicted = self._around.registry.died(self.replica, at)
+        self._around.counters.quarantined(len(convicted))
+        for revision in convicted:
+            reason = self._around.registry.strikes.quarantined[revision].reason
+            self._around.events.add(
+                "quarantine", adapter=revision.name, revision=revision.digest, replica=self.id, reason=reason
+            )
 
     def _note_drift(self, names: Collection[str], why: str) -> None:
         self._around.counters.drifted(self.id, len(names))
@@ -201,6 +233,8 @@ class Reconciler:
     # publishing
 
     def _serving_phase(self) -> tuple[Phase, str]:
+        if self._pulse.silent:
+            return Phase.DOWN, SILENT
         if self._drained:
             return Phase.DRAINING, "drained by an operator"
         if self._told_draining:

@@ -55,10 +55,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """From a replica's own metrics: when its process started (wall clock) and how many requests it runs."""
+    """From a replica's own metrics: when its process started (wall clock), how many requests it runs, tokens it gave."""
 
     started_at: float | None
     running: int | None
+    generated: float | None = None
 
 
 class ReplicaError(Exception):
@@ -146,15 +147,27 @@ class ReplicaClient:
         answer = await self._get("/metrics")
         started: float | None = None
         running: int | None = None
+        generated: float | None = None
         try:
             for family in text_string_to_metric_families(answer.text):
                 if family.name == "process_start_time_seconds":
                     started = family.samples[0].value
                 elif family.name == "vllm:num_requests_running":
                     running = int(sum(sample.value for sample in family.samples))
+                elif family.name == "vllm:generation_tokens":
+                    generated = sum(sample.value for sample in family.samples if sample.name.endswith("_total"))
         except (ValueError, IndexError, KeyError) as error:
             raise ReplicaError("/metrics is not in the Prometheus format") from error
-        return Vitals(started, running)
+        return Vitals(started, running, generated)
+
+    async def token(self, model: str, seconds: float) -> bool:
+        """Whether it generates: any answer in time says so, an error too (it may not generate text at all)."""
+        body = {"model": model, "prompt": "a", "max_tokens": 1}
+        try:
+            await self._http.post("/v1/completions", json=body, timeout=httpx.Timeout(seconds))
+        except httpx.HTTPError:
+            return False
+        return True
 
     async def load(self, name: str, path: str) -> Answer:
         """Never raises: what went wrong is the answer. A load that timed out may still take effect."""

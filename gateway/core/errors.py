@@ -6,6 +6,9 @@ adapter, the replica and the remedy; they never hold a key or a path outside the
 
 import msgspec
 
+from gateway.core.adapters import Revision
+from gateway.core.strikes import Quarantine
+
 
 class GatewayError(Exception):
     """An answer that the gateway gives itself. `retry_after` is in seconds."""
@@ -44,7 +47,15 @@ class AdapterRejected(GatewayError):
 
 
 class AdapterQuarantined(GatewayError):
+    """The revision was running, or being loaded, when two replicas died."""
+
     status, type, code = 400, "invalid_request_error", "adapter_quarantined"
+
+    def __init__(self, revision: Revision, quarantine: Quarantine) -> None:
+        remedy = "It is tried again after a while, when its files change, or when an operator says retry."
+        why = f"the revision {revision.digest} is quarantined: {quarantine.reason}"
+        super().__init__(f"Failed to load LoRA adapter '{revision.name}': {why}. {remedy}", param="model")
+        self.revision, self.trial_at = revision, quarantine.trial_at
 
 
 class InvalidApiKey(GatewayError):

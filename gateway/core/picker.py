@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from gateway.core.adapters import Revision
 from gateway.core.replica import Replica
 from gateway.core.wakeup import Line
 
@@ -17,7 +18,9 @@ class Station:
     by_name: dict[str, int] = field(default_factory=dict)  # in flight, by served name
     line: Line = field(default_factory=deque)  # requests that wait for room here
     queued: int = 0  # how many they are: nobody overtakes them
+    answered: dict[Revision, float] = field(default_factory=dict)  # when the present process last began an answer, monotonic
     shown: dict[str, str] = field(default_factory=dict)  # adapter name -> digest of the newest that clients could meet here
+    heard_at: float | None = None  # monotonic: when it last gave a byte of what it owes; None while it owes nothing
     last_seen: float | None = None  # when it last answered a probe, wall-clock seconds; its reconciler writes it
 
 
@@ -27,7 +30,7 @@ class Seat:
 
     station: Station
     served_name: str
-    digest: str | None = None  # the revision that it has there
+    revision: Revision | None = None  # what it has there, None for a base model or a static LoRA
 
 
 def pick(seats: Sequence[Seat], turn: int, *, limit: int = 0, avoid: Collection[str] = ()) -> Seat | None:

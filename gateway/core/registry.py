@@ -7,29 +7,18 @@ Choosing a replica and counting it is one synchronous step.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
-from gateway.core.aliases import Alias
 from gateway.core.bases import Bases, Fit
-from gateway.core.errors import AdapterIncomplete, AdapterRejected, InvalidRequest
+from gateway.core.errors import AdapterIncomplete, AdapterQuarantined, AdapterRejected, InvalidRequest
+from gateway.core.leases import Lease as Lease
+from gateway.core.leases import Route as Route
 from gateway.core.picker import Seat, Station
 from gateway.core.placement import placed
 from gateway.core.replica import Replica, is_refused
+from gateway.core.strikes import Strikes
 from gateway.core.wakeup import Wakeup, call_next
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where requests for one model may go now. `label` is safe as a metric label."""
-
-    model: str
-    label: str
-    seats: tuple[Seat, ...]
-    adapter: Adapter | None = None  # what is loaded for it where no replica holds it
-    alias: Alias | None = None  # it stands for others: where it leads follows from the session
-    aside: bool = False  # a revision that its name does not mean now
 
 
 class Unwanted(NamedTuple):
@@ -40,38 +29,6 @@ class Unwanted(NamedTuple):
     turn: int = 0
 
 
-class Lease:
-    """The counted right to use one replica for one request. Release it exactly when the request is over."""
-
-    __slots__ = ("_registry", "_station", "label", "model", "replica", "revision", "served_name", "url")
-
-    def __init__(self, registry: "Registry", route: Route, model: str, seat: Seat) -> None:
-        station = seat.station
-        self._registry = registry
-        self._station: Station | None = station
-        self.model, self.label, self.served_name = model, route.label, seat.served_name
-        self.replica, self.url = station.replica.id, station.replica.url
-        self.revision = seat.digest
-        station.inflight += 1
-        station.by_name[seat.served_name] = station.by_name.get(seat.served_name, 0) + 1
-
-    def release(self) -> None:
-        """Idempotent."""
-        station, self._station = self._station, None
-        if station is None:
-            return
-        station.inflight -= 1
-        left = station.by_name[self.served_name] - 1
-        if left:
-            station.by_name[self.served_name] = left
-        else:
-            del station.by_name[self.served_name]
-        self._registry.lease_ended(station)
-
-    def __repr__(self) -> str:
-        return f"<Lease {self.model} on {self.replica}{'' if self._station else ' released'}>"
-
-
 class Registry:
     """See the module. `scanned` and `observed` say whether the first look at the directory and at a replica is done."""
 
@@ -79,6 +36,7 @@ class Registry:
         self.catalog = Catalog()
         self.stations: dict[str, Station] = {}
         self.bases = Bases.of((), strict=strict_base_model)
+        self.strikes = Strikes()
         self.changed = Wakeup()
         self.scanned = False
         self.scans = 0
@@ -102,10 +60,12 @@ class Registry:
         self.asked = {r for r in self.asked if catalog.get(r) is not None}
         self.lost = {r: why for r, why in self.lost.items() if catalog.get(r) is not None}
         self._uses = {r: turn for r, turn in self._uses.items() if r in catalog.shelf}
+        self.strikes.keep([r for r in self.strikes.quarantined if catalog.get(r) is not None])
         self.last_used = {name: turn for name, turn in self.last_used.items() if name in catalog.adapters}
         self.unwanted = {r: u for r, u in self.unwanted.items() if catalog.find(r) is None}
-        for replica in self.replicas():
-            self._note_unwanted(replica, now)
+        for station in self.stations.values():
+            self._note_unwanted(station.replica, now)
+            station.answered = {r: at for r, at in station.answered.items() if catalog.get(r) is not None}
         self._changed()
 
     def join(self, replica: Replica) -> Station:
@@ -116,6 +76,7 @@ class Registry:
     def leave(self, replica_id: str) -> None:
         self.stations.pop(replica_id, None)
         self.left_ready.pop(replica_id, None)
+        self.strikes.forget_replica(replica_id)
         self._find_bases()
         self._changed()
 
@@ -144,6 +105,25 @@ class Registry:
         """The revision's files are whole again (a snapshot was made anew)."""
         if self.lost.pop(revision, None) is not None:
             self._changed()
+
+    def died(self, replica: Replica, at: float) -> list[Revision]:
+        """A replica died unexpectedly; what is quarantined because of it."""
+        station = self.stations.get(replica.id)
+        answered = station.answered.copy() if station is not None else {}
+        if station is not None:
+            station.answered.clear()
+        elsewhere = [other.answered for other in self.stations.values()]
+        convicted = self.strikes.died(replica.id, at, replica.loading, answered, elsewhere)
+        if convicted:
+            self._changed()
+        return convicted
+
+    def release(self, revision: Revision) -> bool:
+        """End a quarantine; whether there was one."""
+        if not self.strikes.release(revision):
+            return False
+        self._changed()
+        return True
 
     def _note_unwanted(self, replica: Replica, now: float) -> None:
         for revision in replica.seen.names.values():
@@ -218,8 +198,13 @@ class Registry:
             self._absent = self.bases.names[0] if self.bases.groups else ""
         return self._absent
 
-    def route(self, model: str) -> Route | None:
-        """Where `model` may go; None when nobody knows it. Raises what keeps a known adapter from being served."""
+    def route(self, model: str, *, trial: bool = False) -> Route | None:
+        """Where `model` may go; None when nobody knows it. Raises what keeps a known adapter from being served.
+
+        `trial`: as if it were not quarantined.
+        """
+        if trial:
+            return self._find(model, trial=True)
         route = self._routes.get(model)
         if route is None:
             route = self._find(model)
@@ -233,27 +218,31 @@ class Registry:
             self.last_used[route.label] = self._turn
             if route.aside:
                 self._uses[route.adapter.revision] = self._turn
-        return Lease(self, route, model, seat)
+        return Lease(route, model, seat, self._lease_ended)
 
     @property
     def turn(self) -> int:
         return self._turn
 
-    def lease_ended(self, station: Station) -> None:
+    def _lease_ended(self, lease: Lease, station: Station) -> None:
+        if lease.trial is not None:
+            self.strikes.end_trial(lease.trial)
         if station.line:
             call_next(station.line)
 
     # how a name is resolved
 
-    def _find(self, model: str) -> Route | None:
+    def _find(self, model: str, *, trial: bool = False) -> Route | None:
         if model in self.bases.names:
             return Route(model, model, tuple(Seat(s, model) for s in self._ready() if model in s.replica.base_models))
         adapter = self.catalog.adapters.get(model)
         if adapter is not None:
             self._refuse_misfit(adapter)
+            self._refuse_quarantined(adapter.revision, trial)
             return Route(model, model, self._seats(adapter), self.stand_in(adapter) or adapter)
         revision = Revision.parse(model)
         if revision is not None and revision.name in self.catalog.adapters:
+            self._refuse_quarantined(revision, trial)
             route = self._find_revision(model, revision)
             if route is not None:
                 return route
@@ -302,7 +291,7 @@ class Registry:
         for station in self._ready():
             replica = station.replica
             if revision in replica.held and (adapter is None or self.bases.accepts(adapter, replica.base_models)):
-                yield Seat(station, replica.held[revision], revision.digest)
+                yield Seat(station, replica.held[revision], revision)
 
     def _ready(self) -> Iterable[Station]:
         return (station for station in self.stations.values() if station.replica.ready)
@@ -310,6 +299,11 @@ class Registry:
     def _refuse_misfit(self, adapter: Adapter) -> None:
         if self.bases.fit(adapter) is Fit.NONE:
             raise AdapterRejected(adapter.name, self.bases.mismatch(adapter))
+
+    def _refuse_quarantined(self, revision: Revision, trial: bool) -> None:
+        quarantine = self.strikes.quarantined.get(revision)
+        if quarantine is not None and not trial:
+            raise AdapterQuarantined(revision, quarantine)
 
     def _refuse_rejected(self, model: str) -> None:
         rejected = self.catalog.rejected.get(model)

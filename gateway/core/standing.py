@@ -44,6 +44,9 @@ def standing(adapter: Adapter, registry: Registry) -> Standing:
         warnings.append(f"loaded from its own folder: {adapter.home_reason}")
     if revision in registry.lost:
         return Standing(State.INVALID, registry.lost[revision], tuple(warnings))
+    quarantine = registry.strikes.quarantined.get(revision)
+    if quarantine is not None:
+        return Standing(State.QUARANTINED, quarantine.reason, tuple(warnings))
     holders = placed(adapter, registry.replicas(), bases)
     holding = [r for r in holders if revision in r.held]
     failures = [(r, r.failures[revision]) for r in holders if revision in r.failures]
@@ -68,7 +71,7 @@ def unconverged(registry: Registry) -> dict[Revision, Adapter]:
     behind = {}
     for adapter in registry.catalog.adapters.values():
         revision = adapter.revision
-        if adapter.name in registry.bases.names or revision in registry.lost:
+        if adapter.name in registry.bases.names or revision in registry.lost or revision in registry.strikes.quarantined:
             continue
         if any(_may_come(replica, revision) for replica in placed(adapter, registry.replicas(), registry.bases)):
             behind[revision] = adapter

@@ -7,35 +7,20 @@ request, that every replica that should hold the adapter has given its verdict s
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.core.adapters import Adapter
+from gateway.core.adapters import Adapter, Revision
 from gateway.core.aliases import Alias
-from gateway.core.bases import Fit
-from gateway.core.errors import (
-    AdapterLoading,
-    AdapterRejected,
-    GatewayError,
-    ModelNotFound,
-    NoReplica,
-    ReplicaCannotSeeAdapter,
-    ReplicaCredentials,
-    ReplicaFailed,
-    ReplicaMisconfigured,
-    ReplicasBusy,
-    TooManyWaiting,
-)
+from gateway.core.errors import AdapterQuarantined, GatewayError, ModelNotFound, NoReplica, TooManyWaiting
 from gateway.core.picker import pick
-from gateway.core.placement import placed
 from gateway.core.registry import Lease, Registry, Route
-from gateway.core.remedies import with_remedy
-from gateway.core.replica import Failure, FailureKind, LoraSupport, Phase, Replica
+from gateway.core.replica import Phase
+from gateway.core.strikes import Failure
 from gateway.core.wakeup import call_next
-
-RECENTLY_READY = 60.0  # seconds: a replica that left `ready` this lately may well come back
+from gateway.proxy.refusals import Refusals
 
 
 class Control(Protocol):
@@ -49,6 +34,7 @@ class Control(Protocol):
     def draining(self, replica: str) -> None: ...
     def forgotten(self, replica: str, served_name: str) -> None: ...
     def missing_files(self, adapter: str, digest: str) -> None: ...
+    def acquitted(self, revision: Revision) -> None: ...  # a trial request with a quarantined revision went well
 
 
 Session = Callable[[], bytes]  # what identifies the client's session; empty when nothing does
@@ -75,6 +61,7 @@ class Admission:
     ) -> None:
         self._registry, self._control, self._counters = registry, control, counters
         self._bounds, self._clock = bounds, clock
+        self._refusals = Refusals(registry, bounds.load_wait, clock)
         self._limit = bounds.max_inflight_per_replica
         self._waiting: Counter[str] = Counter()
         self._fresh = control.fresh
@@ -83,7 +70,12 @@ class Admission:
         """A lease at once, or None when the request has to wait in `enter`; raises GatewayError."""
         registry = self._registry
         name = model or registry.absent_model()
-        route = registry.route(name)
+        try:
+            route = registry.route(name)
+        except AdapterQuarantined as error:
+            if self._clock() < error.trial_at:
+                raise
+            return None
         if route is None or (route.adapter is not None and not self._fresh(route.adapter)):
             return None
         seat = pick(route.seats, registry.turn, limit=self._limit)
@@ -95,8 +87,13 @@ class Admission:
         """Waits as long as it makes sense; raises GatewayError."""
         name = model or self._registry.absent_model()
         if not name:
-            raise self._no_replica()
-        route = await self._known(name)
+            raise self._refusals.no_replica()
+        try:
+            route = await self._known(name)
+        except AdapterQuarantined as error:
+            if not self._registry.strikes.begin_trial(error.revision, self._clock()):
+                raise
+            return await self._enter_trial(name, avoid, error.revision)
         if route.alias is not None:
             return await self.enter(self._arm(route.alias, session), session, avoid)
         if route.adapter is not None and not self._fresh(route.adapter):
@@ -106,6 +103,17 @@ class Admission:
             return lease
         with self._counted(name):
             return await self._wait(name, avoid)
+
+    async def _enter_trial(self, name: str, avoid: Collection[str], revision: Revision) -> Lease:
+        """The one request that tries whether a quarantined revision does well now."""
+        try:
+            with self._counted(name):
+                lease = await self._wait(name, avoid, trial=True)
+        except BaseException:
+            self._registry.strikes.end_trial(revision)
+            raise
+        lease.trial = revision
+        return lease
 
     async def _known(self, name: str) -> Route:
         route = self._registry.route(name)
@@ -117,7 +125,7 @@ class Admission:
         if not self._registry.scanned:
             raise NoReplica("The adapter directory has not been read yet.")
         if not self._registry.observed:
-            raise self._no_replica()
+            raise self._refusals.no_replica()
         raise ModelNotFound(name)
 
     def _arm(self, alias: Alias, session: Session) -> str:
@@ -136,14 +144,14 @@ class Admission:
             return coming
         raise trouble or ModelNotFound(alias.name, f"It is an alias that leads to nothing: {alias}.")
 
-    def _route(self, name: str) -> Route:
-        route = self._registry.route(name)
+    def _route(self, name: str, *, trial: bool = False) -> Route:
+        route = self._registry.route(name, trial=trial)
         if route is None:
             raise ModelNotFound(name)
         return route
 
-    def _try(self, name: str, avoid: Collection[str], *, newcomer: bool) -> Lease | None:
-        registry, route = self._registry, self._route(name)
+    def _try(self, name: str, avoid: Collection[str], *, newcomer: bool, trial: bool = False) -> Lease | None:
+        registry, route = self._registry, self._route(name, trial=trial)
         seat = pick(route.seats, registry.turn, limit=self._limit, avoid=avoid)
         if seat is None or (newcomer and seat.station.queued):
             return None
@@ -167,24 +175,24 @@ class Admission:
             if not self._waiting[name]:
                 del self._waiting[name]
 
-    async def _wait(self, name: str, avoid: Collection[str]) -> Lease:
+    async def _wait(self, name: str, avoid: Collection[str], *, trial: bool = False) -> Lease:
         begun = self._clock()
         deadline = begun + self._bounds.load_wait
         newcomer, cold = True, False
         try:
             while True:
-                lease = self._try(name, avoid, newcomer=newcomer)
-                route = self._route(name)
+                lease = self._try(name, avoid, newcomer=newcomer, trial=trial)
+                route = self._route(name, trial=trial)
                 if lease is not None:
                     self._note(cold, "ok", begun)
                     self._pass_on(route)
                     return lease
                 newcomer = False
-                self._give_up_if_hopeless(route, begun, avoid)
+                self._refusals.give_up_if_hopeless(route, begun, avoid)
                 left = deadline - self._clock()
                 if left <= 0:
                     self._pass_on(route)
-                    raise self._too_late(route)
+                    raise self._refusals.too_late(route)
                 if route.adapter is not None and not route.seats:
                     cold = True
                     await self._wait_for_load(route.adapter, left)
@@ -230,74 +238,6 @@ class Admission:
         if cold:
             self._counters.waited_for_adapter(outcome, self._clock() - begun)
 
-    def _give_up_if_hopeless(self, route: Route, begun: float, avoid: Collection[str]) -> None:
-        registry = self._registry
-        ready = [r for r in registry.replicas() if r.ready]
-        if not ready and not self._may_return():
-            raise self._no_replica()
-        if route.seats and all(seat.station.replica.id in avoid for seat in route.seats) and len(ready) <= len(avoid):
-            raise NoReplica("No replica that could take the request can be reached.")
-        if route.adapter is None:
-            return
-        adapter = route.adapter
-        if adapter.revision in registry.lost:
-            raise AdapterRejected(adapter.name, registry.lost[adapter.revision])
-        holders = placed(adapter, registry.replicas(), registry.bases)
-        if ready and not holders:
-            self._refuse_unplaceable(ready)
-        verdicts = [r.failures.get(adapter.revision) for r in holders]
-        if holders and all(v is not None and _stands(v, begun) for v in verdicts):
-            raise self._verdict(adapter, [(r, v) for r, v in zip(holders, verdicts, strict=True) if v is not None])
-
-    def _may_return(self) -> bool:
-        """No replica is ready, but one was a moment ago."""
-        now = self._clock()
-        return any(now - left < RECENTLY_READY for left in self._registry.left_ready.values())
-
-    def _refuse_unplaceable(self, ready: list[Replica]) -> None:
-        if any(r.lora is LoraSupport.UNSUPPORTED for r in ready):
-            names = ", ".join(r.id for r in ready)
-            raise ReplicaMisconfigured(
-                f"No replica can load LoRA adapters ({names}): start vLLM with --enable-lora and the environment "
-                "variable VLLM_ALLOW_RUNTIME_LORA_UPDATING=True."
-            )
-
-    def _verdict(self, adapter: Adapter, failures: list[tuple[Replica, Failure]]) -> GatewayError:
-        """What the replicas said; a verdict on the adapter itself weighs most."""
-        replica, failure = min(failures, key=lambda pair: _WEIGHT.index(pair[1].kind))
-        if failure.kind is FailureKind.REJECTED:
-            reason = with_remedy(failure.reason, adapter)
-            if self._registry.bases.fit(adapter) is Fit.DIFFERS:
-                reason = f"{reason} ({self._registry.bases.mismatch(adapter)})"
-            return AdapterRejected(adapter.name, reason)
-        if failure.kind is FailureKind.MISSING:
-            return ReplicaCannotSeeAdapter(
-                f"The replica {replica.id} cannot see the LoRA adapter '{adapter.name}': {failure.reason}. "
-                "Check that it mounts the adapter directory, and --replica-adapter-dir if it does so at another path."
-            )
-        if failure.kind is FailureKind.CREDENTIALS:
-            return ReplicaCredentials(f"The replica {replica.id} refused the gateway's credentials: see --replica-api-key.")
-        return ReplicaFailed(f"The replica {replica.id} could not load the LoRA adapter '{adapter.name}': {failure.reason}")
-
-    def _too_late(self, route: Route) -> GatewayError:
-        if route.seats:
-            return ReplicasBusy(f"Every replica that serves '{route.label}' is at its limit of requests; try again shortly.")
-        if route.adapter is not None and any(r.ready for r in self._registry.replicas()):
-            wait = f"{self._bounds.load_wait:g}"
-            return AdapterLoading(f"The LoRA adapter '{route.label}' was not loaded within {wait} s; it goes on loading.")
-        return self._no_replica()
-
-    def _no_replica(self) -> GatewayError:
-        replicas = list(self._registry.replicas())
-        if replicas and any(r.refuses_key for r in replicas):
-            ids = ", ".join(r.id for r in replicas if r.refuses_key)
-            return ReplicaCredentials(f"The replica {ids} refused the gateway's credentials: see --replica-api-key.")
-        if not replicas:
-            return NoReplica("No replica is known yet.")
-        shown = "; ".join(f"{r.id} is {r.phase}" + (r.reason and f" ({r.reason})") for r in replicas[:3])
-        more = f" and {len(replicas) - 3} more" if len(replicas) > 3 else ""
-        return NoReplica(f"No replica is ready: {shown}{more}.")
-
     # what an exchange tells about a replica
 
     def refused(self, lease: Lease) -> None:
@@ -313,17 +253,25 @@ class Admission:
         if lease.revision is not None:
             self._control.missing_files(lease.label, lease.revision)
 
+    def failed(self, lease: Lease, sent_at: float) -> None:
+        """It broke off, or answered 500, before a first byte: it may be dying of this."""
+        if lease.exact is not None:
+            self._registry.strikes.failed(lease.replica, Failure(lease.exact, sent_at, self._clock()))
+
+    def acquitted(self, lease: Lease) -> None:
+        """A trial request with a quarantined revision went well."""
+        revision, lease.trial = lease.trial, None
+        if revision is not None:
+            self._control.acquitted(revision)
+
+    def heard(self, latest: Mapping[str, float]) -> None:
+        """When each replica that owes answers last gave a byte, monotonic seconds."""
+        for replica, station in self._registry.stations.items():
+            station.heard_at = latest.get(replica)
+
     def credentials(self, lease: Lease) -> None:
         self._control.refused(lease.replica)
 
     def is_down(self, replica: str) -> bool:
         station = self._registry.stations.get(replica)
         return station is None or station.replica.phase is Phase.DOWN
-
-
-_WEIGHT = (FailureKind.REJECTED, FailureKind.MISSING, FailureKind.CREDENTIALS, FailureKind.ERROR, FailureKind.TIMEOUT)
-
-
-def _stands(failure: Failure, begun: float) -> bool:
-    """A verdict holds until the files or the replica change; anything else must be news since the request came."""
-    return failure.kind is FailureKind.REJECTED or failure.at >= begun

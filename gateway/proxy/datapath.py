@@ -5,7 +5,7 @@ Both adapters of the data path (ASGI and the server's protocol) reach it; nothin
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from time import monotonic
@@ -35,6 +35,9 @@ class Admission(Protocol):
     def forgotten(self, lease: Lease) -> None: ...  # it does not have the name that it was believed to hold
     def missing_files(self, lease: Lease) -> None: ...
     def credentials(self, lease: Lease) -> None: ...  # 401 or 403
+    def failed(self, lease: Lease, sent_at: float) -> None: ...  # it broke off, or answered 500, before a first byte
+    def acquitted(self, lease: Lease) -> None: ...  # a trial request went well
+    def heard(self, latest: Mapping[str, float]) -> None: ...  # replica -> when the last byte that it owed us came
     def is_down(self, replica: str) -> bool: ...  # it refuses its probe now
 
 
@@ -127,8 +130,13 @@ class DataPath:
             self.close()
 
     def sweep(self, now: float) -> None:
+        latest: dict[str, float] = {}
         for exchange in list(self.exchanges):
             exchange.tick(now)
+            if (owed := exchange.owed) is not None:
+                replica, since = owed
+                latest[replica] = max(latest.get(replica, 0.0), since)
+        self.admission.heard(latest)
         for client in list(self.clients):
             client.tick(now)
         for url, pool in list(self._pools.items()):

@@ -51,8 +51,8 @@ class Exchange:
         "_avoid",
         "_begun",
         "_connection",
+        "_denied",
         "_first_byte",
-        "_forgotten",
         "_fresh",
         "_lease",
         "_model",
@@ -87,7 +87,8 @@ class Exchange:
         self._trouble: GatewayError | None = None  # why the replicas to avoid are avoided
         self._reason = ""  # why the request is about to be sent again
         self._replays = 0
-        self._reused = self._fresh = self._forgotten = False
+        self._reused = self._fresh = False
+        self._denied: frozenset[str] = frozenset()  # replicas that said they do not have the model
         self._seen = b""
         self._first_byte: float | None = None
         self._paused_since: float | None = None
@@ -173,6 +174,7 @@ class Exchange:
             path.admission.refused(lease)
             path.recorder.upstream_error(lease.replica, "connect")
         if self._fresh:  # the request was sent once before
+            path.admission.failed(lease, self._sent_at)
             raise ReplicaFailed(f"The replica {lease.replica} closed the connection and cannot be reached any more.")
         self._avoid_replica("refused", ReplicaUnreachable(f"The replica {lease.replica} cannot be reached."))
         return None
@@ -252,6 +254,8 @@ class Exchange:
         if verdict is Verdict.MISSING_FILES and lease.revision is not None:
             admission.missing_files(lease)
         if verdict in (Verdict.PASS, Verdict.MISSING_FILES):
+            if verdict is Verdict.PASS and connection.status == 500:
+                admission.failed(lease, self._sent_at)
             return True
         self._connection = None
         connection.release(monotonic())
@@ -270,11 +274,11 @@ class Exchange:
 
     def _replay_forgotten(self, lease: Lease) -> None:
         self._path.admission.forgotten(lease)
-        if self._forgotten:
+        if lease.replica in self._denied:
             self._path.recorder.upstream_error(lease.replica, "inconsistent")
             self.refuse(ReplicaFailed(f"The replica {lease.replica} says again that it does not have '{lease.label}'."))
             return
-        self._forgotten = True
+        self._denied |= {lease.replica}
         self._give_back_lease("forgotten")
         self._run(self._pursue())
 
@@ -289,7 +293,12 @@ class Exchange:
         if self._model is not None and lease.served_name != self._model:
             restorer = NameRestorer(self._path.names(lease.served_name, self._model))
         self._answer = answer = Answer(connection, self._sink, own, restorer)
-        self._first_byte = monotonic() - self._begun
+        now = monotonic()
+        self._first_byte = now - self._begun
+        if connection.status < 500:
+            lease.answered(now)
+            if lease.trial is not None:
+                self._path.admission.acquitted(lease)
         self.phase = Phase.STREAM
         self._request = None  # it is never sent again: free its body
         return answer
@@ -297,6 +306,11 @@ class Exchange:
     @property
     def _replica(self) -> str:
         return self._lease.replica if self._lease is not None else ""
+
+    @property
+    def owed(self) -> tuple[str, float] | None:
+        """The replica that owes the rest of an answer, and when it last gave a byte (or the client did not keep up)."""
+        return (self._replica, self._quiet_since) if self._connection is not None else None
 
     # the client
 
@@ -352,6 +366,8 @@ class Exchange:
         if kind:
             self._path.recorder.upstream_error(self._replica, "midstream" if begun and kind == "closed" else kind)
         if answer is None or not begun:
+            if kind and self._lease is not None:
+                self._path.admission.failed(self._lease, self._sent_at)
             self.refuse(error)
             return
         answer.break_off(error, named=self.endpoint.named_events)

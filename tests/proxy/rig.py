@@ -30,7 +30,10 @@ class TableLease:
         self.model, self.label = model, model.partition("@")[0]
         self.served_name = seat.served_name
         self.revision = seat.revision
+        self.trial = None
         table.open += 1
+
+    def answered(self, now: float) -> None: ...
 
     def release(self) -> None:
         if self._held:
@@ -96,6 +99,14 @@ class Table:
 
     def credentials(self, lease: Any) -> None:
         self.told.append(("credentials", lease.replica))
+
+    def failed(self, lease: Any, sent_at: float) -> None:
+        self.told.append(("failed", lease.replica))
+
+    def acquitted(self, lease: Any) -> None:
+        self.told.append(("acquitted", lease.replica))
+
+    def heard(self, latest: Any) -> None: ...
 
     def is_down(self, replica: str) -> bool:
         return replica in self.down

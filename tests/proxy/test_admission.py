@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.adapters import Adapter, Catalog
+from gateway.core.adapters import Adapter, Catalog, Revision
 from gateway.core.errors import (
     AdapterLoading,
     AdapterRejected,
@@ -58,6 +58,7 @@ class Plane:
     def draining(self, replica: str) -> None: ...
     def forgotten(self, replica: str, served_name: str) -> None: ...
     def missing_files(self, adapter: str, digest: str) -> None: ...
+    def acquitted(self, revision: Revision) -> None: ...
 
 
 class Waits:

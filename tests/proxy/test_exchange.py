@@ -217,7 +217,7 @@ async def test_dup_retry_an_error_of_the_replica_is_passed_on(setup: Setup) -> N
         answer = await rig.ask()
         assert (answer.status, answer.json["error"]["message"]) == (500, "boom")
         assert (len(first.calls), len(second.calls)) == (1, 0)
-        assert rig.table.told == []
+        assert rig.table.told == [("failed", first.id)], "should it die now, the model is a suspect"
 
 
 @pytest.mark.parametrize(("retries", "status"), [(1, 200), (0, 502)])

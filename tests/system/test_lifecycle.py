@@ -383,3 +383,117 @@ async def test_wrong_aliases_are_told_and_leave_the_last_good_ones(tmp_path: Pat
 
 async def _not(told: Any) -> bool:
     return not await told()
+
+
+# strikes
+
+
+async def revived(gateway: Running, *sims: Sim) -> None:
+    """Replicas that died are started again, as a restart policy does."""
+    for sim in sims:
+        if sim.exited.is_set():
+            await sim.start()
+    await gateway.ready(len(sims))
+
+
+async def test_poison_an_adapter_that_took_two_replicas_down_is_quarantined(tmp_path: Path) -> None:
+    put(tmp_path, "poison")
+    put(tmp_path, "good", 1)
+    async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.ready(2)
+        await gateway.becomes("poison", "ready")
+        await gateway.becomes("good", "ready")
+        for sim in fleet.all:
+            sim.inject(die_on_request="kill", names=("poison",))
+
+        async def convicted() -> bool:
+            await revived(gateway, *fleet.all)
+            return (await gateway.chat("poison")).status_code == 400
+
+        await until_true(convicted, 10.0)
+        refused = (await gateway.chat("poison")).json()["error"]
+        assert refused["code"] == "adapter_quarantined"
+        assert "poison" in refused["message"] and "retry" in refused["message"]
+        await revived(gateway, *fleet.all)
+        assert await gateway.state("poison") == "quarantined"
+        assert await gateway.metric("lora_gateway_quarantines_total") == 1
+        assert (await gateway.chat("good")).status_code == 200
+        assert (await gateway.chat("base-a")).status_code == 200
+        for sim in fleet.all:
+            sim.inject(die_on_request=None, names=None)
+        assert (await gateway.client.post("/admin/adapters/poison/retry")).status_code == 200
+        assert (await gateway.chat("poison")).status_code == 200
+        await gateway.becomes("poison", "ready")
+
+
+async def test_poison_other_bytes_end_a_quarantine(tmp_path: Path) -> None:
+    put(tmp_path, "poison")
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.becomes("poison", "ready")
+        fleet.all[0].inject(die_on_request="engine", names=("poison",))
+
+        async def convicted() -> bool:
+            await revived(gateway, *fleet.all)
+            return (await gateway.chat("poison")).status_code == 400
+
+        await until_true(convicted, 10.0)
+        await revived(gateway, *fleet.all)
+        fleet.all[0].inject(die_on_request=None, names=None)
+        await replaced(gateway, tmp_path, "poison", 1)
+        await gateway.becomes("poison", "ready")
+        assert (await gateway.chat("poison")).status_code == 200
+
+
+async def test_poison_replicas_that_are_killed_under_load_convict_no_adapter(tmp_path: Path) -> None:
+    put(tmp_path, "alpha")
+    async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.ready(2)
+        await gateway.becomes("alpha", "ready")
+        stop = asyncio.Event()
+
+        async def ask() -> list[int]:
+            seen = []
+            while not stop.is_set():
+                seen.append((await gateway.chat("alpha")).status_code)
+            return seen
+
+        for sim in fleet.all:
+            sim.inject(token_seconds=0.005)
+        clients = [asyncio.create_task(ask()) for _ in range(8)]
+        stations = gateway.gateway.registry.stations
+        try:
+            for number in range(6):
+                sim = fleet.all[number % 2]
+                station = stations[Address.parse(sim.url).id]
+                await until(lambda station=station: station.answered)  # type: ignore[misc]
+                await until(lambda sim=sim: sim.running > 0)  # type: ignore[misc]
+                sim.kill()
+                await sim.start()
+                await gateway.ready(2)
+        finally:
+            stop.set()
+            statuses = [status for seen in await asyncio.gather(*clients) for status in seen]
+        assert 400 not in statuses
+        assert await gateway.metric("lora_gateway_quarantines_total") == 0
+
+
+async def test_poison_after_a_while_one_trial_request_may_end_the_quarantine(tmp_path: Path) -> None:
+    put(tmp_path, "poison")
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        gateway.gateway.registry.strikes.trial_after = 1.0
+        await gateway.becomes("poison", "ready")
+        fleet.all[0].inject(die_on_request="kill", names=("poison",))
+
+        async def convicted() -> bool:
+            await revived(gateway, *fleet.all)
+            return (await gateway.chat("poison")).status_code == 400
+
+        await until_true(convicted, 10.0)
+        await revived(gateway, *fleet.all)
+        fleet.all[0].inject(die_on_request=None, names=None)
+
+        async def acquitted() -> bool:
+            return (await gateway.chat("poison")).status_code == 200
+
+        await until_true(acquitted, 10.0)
+        await gateway.becomes("poison", "ready")

@@ -1,0 +1,143 @@
+"""Which adapters take replicas down: two unexpected deaths with the same suspect, and that revision is quarantined.
+
+Suspects of a death are the revisions that were being loaded there, or had a request without a first byte, in its last ten
+seconds. A replica that is killed from outside has such requests too, so three things clear: an answer with the revision
+on the dying replica after the first of the failed requests was sent, an answer (or a load, for who was being loaded)
+anywhere since an earlier death, and many suspects in common, which point to the host. A quarantine ends with other bytes,
+an operator's word, or a trial request that goes well: one at a time, the first after a quarter of an hour.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from gateway.core.adapters import Revision
+
+LAST_SECONDS = 10.0
+WITHIN = 600.0  # seconds between two deaths that belong together
+TRIAL_AFTER = 900.0  # seconds
+MANY = 4  # more suspects in common than these prove nothing
+KEPT = 1000  # failures noted of one replica, and deaths
+
+Answers = Mapping[Revision, float]  # when a revision was last answered well on one replica
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    reason: str
+    trial_at: float  # monotonic seconds
+    running: bool = False  # the trial request
+
+
+class Failure(NamedTuple):
+    """A request that broke off, or was answered 500, before a first byte."""
+
+    revision: Revision
+    sent_at: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """`running` and `loading` are the suspects that have not done well since."""
+
+    at: float
+    replica: str
+    running: set[Revision] = field(default_factory=set)
+    loading: set[Revision] = field(default_factory=set)
+
+    @property
+    def suspects(self) -> set[Revision]:
+        return self.running | self.loading
+
+    def clear(self, revision: Revision) -> None:
+        self.running.discard(revision)
+        self.loading.discard(revision)
+
+
+class Strikes:
+    """Times are monotonic seconds."""
+
+    def __init__(self, trial_after: float = TRIAL_AFTER) -> None:
+        self.trial_after = trial_after
+        self.quarantined: dict[Revision, Quarantine] = {}
+        self._failures: dict[str, deque[Failure]] = {}
+        self._deaths: deque[Death] = deque(maxlen=KEPT)
+
+    def __repr__(self) -> str:
+        return f"<Strikes {len(self._deaths)} deaths, {len(self.quarantined)} quarantined>"
+
+    # what happens
+
+    def failed(self, replica: str, failure: Failure) -> None:
+        self._failures.setdefault(replica, deque(maxlen=KEPT)).append(failure)
+
+    def died(
+        self, replica: str, at: float, loading: Collection[Revision], answered: Answers, elsewhere: Iterable[Answers]
+    ) -> list[Revision]:
+        """A replica died unexpectedly; returns what is quarantined. `answered` there, and `elsewhere` in the fleet."""
+        earlier = [death for death in self._deaths if at - death.at <= WITHIN]
+        for answers in (answered, *elsewhere):
+            for death in earlier:
+                for revision in [r for r in death.suspects if answers.get(r, 0.0) > death.at]:
+                    death.clear(revision)
+        death = Death(at, replica, self._suspects(replica, at, answered), set(loading))
+        self._deaths = deque([*earlier, death], maxlen=KEPT)
+        convicted = set()
+        for before in earlier:
+            common = death.suspects & before.suspects
+            if len(common) > MANY:
+                continue
+            where = f"{before.replica} and {replica}" if before.replica != replica else f"{replica} twice"
+            for revision in common:
+                convicted.add(revision)
+                self.quarantined[revision] = Quarantine(
+                    f"it was running or being loaded when {where} died", at + self.trial_after
+                )
+        for revision in death.suspects & self.quarantined.keys():  # a trial that went wrong
+            self.quarantined[revision] = replace(self.quarantined[revision], trial_at=at + self.trial_after, running=False)
+        return sorted(convicted)
+
+    def _suspects(self, replica: str, at: float, answered: Answers) -> set[Revision]:
+        first: dict[Revision, float] = {}
+        for failure in self._failures.pop(replica, ()):
+            if failure.at >= at - LAST_SECONDS:
+                first[failure.revision] = min(failure.sent_at, first.get(failure.revision, failure.sent_at))
+        return {revision for revision, sent_at in first.items() if answered.get(revision, 0.0) <= sent_at}
+
+    def forget_replica(self, replica: str) -> None:
+        self._failures.pop(replica, None)
+
+    # what clears
+
+    def loaded(self, revision: Revision) -> None:
+        """It was loaded well: who was being loaded as a replica died is suspected no longer."""
+        for death in self._deaths:
+            death.loading.discard(revision)
+
+    def release(self, revision: Revision) -> bool:
+        """It may be used again: whether it was quarantined. Earlier deaths are not held against it."""
+        for death in self._deaths:
+            death.clear(revision)
+        return self.quarantined.pop(revision, None) is not None
+
+    def keep(self, known: Collection[Revision]) -> None:
+        """Only these revisions exist still."""
+        self.quarantined = {r: q for r, q in self.quarantined.items() if r in known}
+
+    # the trial
+
+    def begin_trial(self, revision: Revision, now: float) -> bool:
+        """Whether this request may be the one that tries; `end_trial` or `release` must follow."""
+        quarantine = self.quarantined.get(revision)
+        if quarantine is None or quarantine.running or now < quarantine.trial_at:
+            return False
+        self.quarantined[revision] = replace(quarantine, running=True)
+        return True
+
+    def end_trial(self, revision: Revision) -> None:
+        """It ended without an answer: another request may try."""
+        quarantine = self.quarantined.get(revision)
+        if quarantine is not None:
+            self.quarantined[revision] = replace(quarantine, running=False)
