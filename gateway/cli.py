@@ -8,15 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
 import click
 
 from gateway import __version__
+from gateway.cli_operator import adapters, explain, replicas, status
 from gateway.cli_options import SectionedCommand, options
-
-if TYPE_CHECKING:
-    from gateway.settings_kinds import Secret
 
 PROGRAM = "lora-gateway"
 
@@ -29,7 +26,8 @@ Examples:
   lora-gateway demo                                    a whole fleet on this machine, no GPU
   lora-gateway serve --adapter-dir /adapters --replica http://gpu-1:8000 --replica http://gpu-2:8000
   lora-gateway check /adapters --max-lora-rank 64      look at adapters before the replicas do
-  lora-gateway status                                  what a running gateway has where
+  lora-gateway status --watch                          what a running gateway has where
+  lora-gateway explain sql                             what happens to a request for the model sql, and why
 """,
 )
 @click.version_option(__version__, prog_name=PROGRAM, message="%(prog)s %(version)s")
@@ -104,29 +102,6 @@ def check(
     return show(Path(os.path.abspath(directory)), checker, as_json=as_json)  # noqa: PTH100 (links stay as written)
 
 
-@commands.command(short_help="What a running gateway has where.")
-@click.option("--url", metavar="URL", envvar="LORA_GATEWAY_URL", default="http://127.0.0.1:8000", show_default=True)
-@click.option("--admin-api-key", "key", metavar="KEY", envvar="LORA_GATEWAY_ADMIN_API_KEY", help="The key, or @FILE.")
-@click.option("--json", "as_json", is_flag=True, help="The whole status document.")
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-def status(url: str, key: str | None, as_json: bool, watch: bool) -> int:
-    """Show the adapters and replicas of a running gateway: what is loaded where, and why something is not."""
-    from gateway.cli_status import status as show
-
-    return show(url.rstrip("/"), _key(key), as_json=as_json, watch=watch)
-
-
-def _key(text: str | None) -> "Secret | None":
-    from gateway.settings_kinds import key
-
-    if not text:
-        return None
-    try:
-        return cast("Secret", key().parse(text, Path.cwd()))
-    except ValueError as error:
-        raise click.UsageError(f"admin-api-key: the value must be {error}") from None
-
-
 @commands.command(short_help="A whole fleet on this machine, no GPU.")
 @click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True, help="Simulated or real.")
 @click.option("--replicas", metavar="N", type=click.IntRange(1, 16), help="How many [default 3, with vllm 2].")
@@ -141,6 +116,10 @@ def demo(engine: str, replicas: int | None, port: int, once: bool) -> int:
     from gateway.demo import run_demo
 
     return run_demo(engine, replicas or (2 if engine == "vllm" else 3), port, once)
+
+
+for command in (status, adapters, replicas, explain):
+    commands.add_command(command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,10 +10,8 @@ from rich.progress import Progress
 from rich.text import Text
 
 from gateway.check import Check, Checked
-from gateway.cli_status import plain_table, wide_console
+from gateway.cli_tables import named, plain_table, size, wide_console
 from gateway.logs import escaped
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def check(directory: Path, checker: Check, *, as_json: bool) -> int:
@@ -46,7 +44,7 @@ def _print(directory: Path, rows: list[Checked]) -> None:
     table = plain_table("adapter", "verdict", "base model", "rank", "size", "revision")
     for row in rows:
         verdict = Text("valid", "green") if row.valid else Text("invalid", "red")
-        facts = (row.base_model, row.rank, _size(row.size_bytes), row.revision)
+        facts = (row.base_model, row.rank, size(row.size_bytes), row.revision)
         cells = [Text("" if fact is None else escaped(str(fact))) for fact in facts]
         table.add_row(Text(escaped(row.name)), verdict, *cells)
     console.print(table)
@@ -54,14 +52,5 @@ def _print(directory: Path, rows: list[Checked]) -> None:
     for row in rows:
         for style, reason in (("red", row.reason), *(("yellow", warning) for warning in row.warnings)):
             if reason:
-                console.print(Text.assemble((escaped(row.name), f"bold {style}"), f": {escaped(reason)}"))
+                console.print(named(row.name, reason, f"bold {style}"))
     console.print(Text(f"{len(rows) - len(wrong)} of {len(rows)} adapters are valid", "red" if wrong else "green"))
-
-
-def _size(size: int | None) -> str | None:
-    if size is None:
-        return None
-    number, power = float(size), 0
-    while number >= 1024 and power < len(_UNITS) - 1:
-        number, power = number / 1024, power + 1
-    return f"{number:.0f} {_UNITS[power]}" if power == 0 else f"{number:.1f} {_UNITS[power]}"

@@ -1,42 +1,30 @@
-"""`lora-gateway status`: what a running gateway has where, as two tables.
+"""`lora-gateway status`: what a running gateway has where, as two tables, once or again and again."""
 
-Everything shown comes from GET /admin/status, whose texts come from files and replicas: they are escaped, so that no
-name can move the cursor.
-"""
-
-import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
-import httpx
 import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from gateway.cli_remote import Remote
+from gateway.cli_tables import named, plain_table, state, text, wide_console
 from gateway.logs import escaped
-from gateway.settings_kinds import Secret
 
 INTERVAL = 2.0  # seconds between two looks with --watch
-TIMEOUT = 10.0
-_COLOURS = {
-    "ready": "green",
-    "partial": "yellow",
-    "pending": "yellow",
-    "starting": "yellow",
-    "draining": "yellow",
-    "incomplete": "yellow",
-    "removing": "yellow",
-}
+PATH = "/admin/status"
+Row = TypeVar("Row")
 
 
 class Place(msgspec.Struct):
     state: str = ""
     reason: str | None = None
+    served_name: str | None = None
 
 
 class AdapterRow(msgspec.Struct):
@@ -46,6 +34,7 @@ class AdapterRow(msgspec.Struct):
     rank: int | None = None
     state: str = ""
     reason: str | None = None
+    pinned: bool = False
     warnings: list[str] = []
     inflight: int = 0
     replicas: dict[str, Place] = {}
@@ -68,6 +57,10 @@ class GatewayRow(msgspec.Struct):
     reason: str | None = None
     watch: str = ""
     snapshots: str = ""
+    snapshots_reason: str | None = None
+    directory: str | None = None
+    aliases_reason: str | None = None
+    pins_reason: str | None = None
 
 
 class Document(msgspec.Struct):
@@ -76,129 +69,126 @@ class Document(msgspec.Struct):
     replicas: list[ReplicaRow]
 
 
-T = TypeVar("T")
-
-
-def status(url: str, key: Secret | None, *, as_json: bool, watch: bool) -> int:
-    """Show the status once, or until Ctrl-C; raises ClickException with one line where there is none."""
-    headers = {"authorization": f"Bearer {key.reveal()}"} if key else {}
-    console = wide_console()
-    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT, trust_env=False) as client:
-        if as_json:
-            body = _fetch(client, url, bool(key))
-            _decoded(body, Any, url)
-            click.echo(msgspec.json.format(body, indent=2))
-        elif watch:
-            _watch(client, url, bool(key), console)
-        else:
-            console.print(tables(_decoded(_fetch(client, url, bool(key)), Document, url)))
+def status(remote: Remote, *, as_json: bool, watch: bool) -> int:
+    """Show the status once, or until Ctrl-C. With --watch and --json one line of JSON for each look."""
+    if watch:
+        with suppress(KeyboardInterrupt):
+            _watch_json(remote) if as_json else _watch(remote, wide_console())
+    elif as_json:
+        click.echo(msgspec.json.format(remote.read(PATH), indent=2))
+    else:
+        wide_console().print(tables(remote.told(PATH, Document)))
     return 0
 
 
-def _watch(client: httpx.Client, url: str, has_key: bool, console: Console) -> None:
-    with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+def _watch_json(remote: Remote) -> None:
+    while True:
+        click.echo(msgspec.json.format(remote.read(PATH), indent=-1))
+        time.sleep(INTERVAL)
+
+
+def _watch(remote: Remote, console: Console) -> None:
+    """Drawn anew in place on a terminal, else one after the other."""
+    if not console.is_terminal:
         while True:
-            try:
-                live.update(tables(_decoded(_fetch(client, url, has_key), Document, url)), refresh=True)
-            except click.ClickException as error:  # a gateway that restarts is no reason to stop watching
-                live.update(Text(error.message, style="red"), refresh=True)
+            console.print(_look(remote), "")
+            time.sleep(INTERVAL)
+    with Live(console=console, auto_refresh=False, screen=True) as live:
+        while True:
+            live.update(_look(remote, console.height), refresh=True)
             time.sleep(INTERVAL)
 
 
-def _fetch(client: httpx.Client, url: str, has_key: bool) -> bytes:
+def _look(remote: Remote, height: int | None = None) -> RenderableType:
     try:
-        answer = client.get("/admin/status")
-    except httpx.ConnectError:
-        raise click.ClickException(
-            f"no gateway answers at {url}: start one (lora-gateway serve), or name another with --url"
-        ) from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise click.ClickException(f"{url} gave no answer: {type(error).__name__}") from None
-    if answer.status_code in (401, 403):
-        remedy = "refused the admin key" if has_key else "wants its admin key: give --admin-api-key KEY or @FILE"
-        raise click.ClickException(f"the gateway at {url} {remedy}")
-    if answer.status_code != 200:
-        raise click.ClickException(f"{url} is no LoRA gateway: /admin/status answered {answer.status_code}")
-    return answer.content
+        return tables(remote.told(PATH, Document), height)
+    except click.ClickException as error:  # a gateway that restarts is no reason to stop watching
+        return Text(error.message, style="red")
 
 
-def _decoded(body: bytes, shape: type[T], url: str) -> T:
-    try:
-        return msgspec.json.decode(body, type=shape)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise click.ClickException(f"{url} is no LoRA gateway: /admin/status answered something else") from None
+def tables(document: Document, height: int | None = None) -> Group:
+    """The whole status; in `height` lines what is well is left out first, and how much is told."""
+    adapters: Sequence[AdapterRow] = document.adapters
+    replicas: Sequence[ReplicaRow] = document.replicas
+    reasons = list(reasons_of(document))
+    if height is not None:
+        room = max(4, height - 8)
+        replicas = _worst(replicas, [row.phase != "ready" for row in replicas], max(2, room // 3))
+        adapters = _worst(adapters, [row.state != "ready" for row in adapters], max(2, room // 2 - len(replicas) // 2))
+        reasons = reasons[: max(0, room - len(adapters) - len(replicas))]
+    parts: list[RenderableType] = [_head(document.gateway), "", adapter_table(adapters)]
+    parts += [*_more(len(document.adapters) - len(adapters)), "", replica_table(replicas)]
+    parts += _more(len(document.replicas) - len(replicas))
+    return Group(*parts, *([""] if reasons else []), *reasons)
 
 
-def tables(document: Document) -> Group:
-    """The whole status for a terminal."""
-    gateway = document.gateway
-    state = Text("ready", "green") if gateway.ready else Text("not ready", "red")
-    head = Text.assemble("gateway ", state, f"  version {escaped(gateway.version)}, snapshots {escaped(gateway.snapshots)}")
+def _worst(rows: Sequence[Row], troubled: Sequence[bool], most: int) -> Sequence[Row]:
+    """All in their order, or where they are too many those in trouble first."""
+    if len(rows) <= most:
+        return rows
+    return [row for _, row in sorted(zip(troubled, rows, strict=True), key=lambda pair: not pair[0])][:most]
+
+
+def _more(count: int) -> list[RenderableType]:
+    return [Text(f"and {count} more", "dim")] if count > 0 else []
+
+
+def _head(gateway: GatewayRow) -> Text:
+    word = Text("ready", "green") if gateway.ready else Text("not ready", "red")
+    head = Text.assemble("gateway ", word, f"  version {escaped(gateway.version)}, snapshots {escaped(gateway.snapshots)}")
     if gateway.reason:
         head.append(f"  {escaped(gateway.reason)}")
-    parts: list[RenderableType] = [head, "", _adapters(document.adapters), "", _replicas(document.replicas)]
-    if reasons := list(_reasons(document)):
-        parts += ["", *reasons]
-    return Group(*parts)
+    return head
 
 
-def _adapters(rows: Iterable[AdapterRow]) -> Table:
+def adapter_table(rows: Iterable[AdapterRow]) -> Table:
     table = plain_table("adapter", "revision", "base model", "rank", "state", "loaded on", "in flight")
     for row in rows:
         loaded = sum(place.state == "loaded" for place in row.replicas.values())
         table.add_row(
-            _text(row.name),
-            _text(row.revision),
-            _text(row.base_model),
-            _text(row.rank),
-            _state(row.state),
+            text(row.name),
+            text(f"{row.revision} pinned" if row.pinned else row.revision),
+            text(row.base_model),
+            text(row.rank),
+            state(row.state),
             f"{loaded} of {len(row.replicas)}",
             str(row.inflight),
         )
     return table
 
 
-def _replicas(rows: Iterable[ReplicaRow]) -> Table:
+def replica_table(rows: Iterable[ReplicaRow]) -> Table:
     table = plain_table("replica", "phase", "lora", "base models", "adapters", "in flight")
     for row in rows:
         held = f"{len(row.held)}" + (f" + {len(row.static)} static" if row.static else "")
-        table.add_row(
-            _text(row.id),
-            _state(row.phase),
-            _text(row.lora),
-            _text(", ".join(row.base_models)),
-            held,
-            str(row.inflight),
-        )
+        bases = ", ".join(row.base_models)
+        table.add_row(text(row.id), state(row.phase), text(row.lora), text(bases), held, str(row.inflight))
     return table
 
 
-def _reasons(document: Document) -> Iterable[Text]:
+def reasons_of(document: Document) -> Iterable[Text]:
     """A line for whatever is not as it should be; they are long, so they stand below the tables."""
+    gateway = document.gateway
+    for part, trouble in (
+        ("adapter directory", gateway.directory),
+        ("snapshots", gateway.snapshots_reason),
+        ("aliases.yaml", gateway.aliases_reason),
+        ("pins", gateway.pins_reason),
+    ):
+        if trouble and trouble != gateway.reason:
+            yield named(part, trouble)
     for adapter in document.adapters:
-        places = (f"{id}: {place.reason}" for id, place in adapter.replicas.items() if place.reason)
-        for reason in dict.fromkeys(filter(None, (adapter.reason, *places, *adapter.warnings))):
-            yield Text.assemble((escaped(adapter.name), "bold"), f": {escaped(reason)}")
-    for replica in document.replicas:
-        if replica.reason:
-            yield Text.assemble((escaped(replica.id), "bold"), f": {escaped(replica.reason)}")
+        yield from adapter_reasons(adapter)
+    yield from replica_reasons(document.replicas)
 
 
-def wide_console() -> Console:
-    """Standard output; not cut to 80 columns when it goes into a pipe."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+def adapter_reasons(row: AdapterRow) -> Iterable[Text]:
+    places = (f"{id}: {place.reason}" for id, place in row.replicas.items() if place.reason)
+    for reason in dict.fromkeys(filter(None, (row.reason, *places, *row.warnings))):
+        yield named(row.name, reason)
 
 
-def plain_table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("revision", "replica", "state", "phase"))
-    return table
-
-
-def _text(value: object) -> Text:
-    return Text("" if value is None else escaped(str(value)))
-
-
-def _state(word: str) -> Text:
-    return Text(escaped(word), _COLOURS.get(word, "red"))
+def replica_reasons(rows: Iterable[ReplicaRow]) -> Iterable[Text]:
+    for row in rows:
+        if row.reason:
+            yield named(row.id, row.reason)
