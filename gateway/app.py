@@ -217,7 +217,8 @@ def _operations(
     )
     access = Access(_revealed(settings.admin_api_key), settings.host.startswith(_LOOPBACK))
     status = Status(registry, about)
-    return Endpoints(registry, status, metrics, events, controller, access, __version__).app()
+    limit = settings.max_inflight_per_replica
+    return Endpoints(registry, status, metrics, events, controller, access, __version__, limit).app()
 
 
 def _revealed(key: Secret | None) -> str | None:

@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.cli_remote import Remote, quoted
-from gateway.cli_tables import fact_table, named, plain_table, state, text, wide_console
+from gateway.cli_tables import fact_table, plain_table, state, text, wide_console
 from gateway.logs import escaped
 
-_ANSWERED = {"answered": "it would be answered now", "waits": "it would wait", "refused": "it would be refused"}
+_FATES = {"answered": ("answered now", "green"), "waits": ("answered after a wait", "yellow"), "refused": ("refused", "red")}
 
 
 class Place(msgspec.Struct):
@@ -67,9 +67,9 @@ def explain(remote: Remote, name: str, *, as_json: bool) -> int:
 
 
 def _print(told: Told, console: Console) -> None:
-    head = named(told.model or "(no model)", "")
-    head.append_text(state(told.outcome)).append(f" - {_ANSWERED.get(told.outcome, escaped(told.outcome))}")
-    console.print(head)
+    fate, colour = _FATES.get(told.outcome, (escaped(told.outcome), ""))
+    asked = f"a request for {escaped(told.model)}" if told.model else "a request that names no model"
+    console.print(Text.assemble(f"{asked} would be ", (fate, f"bold {colour}")))
     answer = f"{told.error.status} {told.error.code}" if told.error is not None else None
     facts: dict[str, Any] = {
         "stands for": told.stands_for,

@@ -112,7 +112,7 @@ async def test_a_rollback_in_one_call_pin_and_unpin(tmp_path: Path) -> None:
         assert (pinned.code, pinned.out.split(";")[0]) == (0, f"sql is pinned on {old}")
         listed = await f.run("adapters", "--json")
         assert {row["name"]: row["pinned"] for row in json.loads(listed.out)["adapters"]} == {"sql": True, ODD: False}
-        assert f"revision     {old} (pinned)\n" in (await f.run("adapters", "sql")).out
+        assert f"revision     {old} (pinned)" in (await f.run("adapters", "sql")).out
         refused, wrong = await asyncio.gather(
             f.run("adapters", "pin", "sql", "0" * 12), f.run("adapters", "pin", "sql", "latest")
         )
@@ -236,3 +236,31 @@ async def test_watch_in_a_pipe_writes_one_look_after_the_other(tmp_path: Path, f
             process.send_signal(2)
             await process.wait()
         assert process.returncode == 0
+
+
+async def test_explain_says_who_answers_and_exits_0(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as f:
+        first, second = (sim.url.removeprefix("http://") for sim in f.sims.all)
+        await f.run("replicas", "drain", second)
+        done, as_json = await asyncio.gather(f.run("explain", ODD), f.run("explain", ODD, "--json"))
+        assert (done.code, as_json.code) == (0, 0)
+        assert done.out.startswith(f"a request for {ODD} would be answered now\n")
+        assert f"why         {first} answers: it is the only one that can now" in done.out
+        assert done.rows[first][1] == "picked"
+        assert "draining: " in done.out
+        assert json.loads(as_json.out)["picked"] == first
+        answered = await f.gateway.chat(ODD)
+        assert answered.headers["x-lora-gateway-replica"] == first
+
+
+async def test_explain_says_why_not_and_exits_1(tmp_path: Path) -> None:
+    (write_adapter(tmp_path / "half", age=10) / "adapter_model.safetensors").unlink()
+    async with fleet(tmp_path, 1) as f:
+        unknown, half = await asyncio.gather(f.run("explain", "no\x1b[2Jpe"), f.run("explain", "half"))
+        assert (unknown.code, half.code) == (1, 1)
+        assert "\x1b" not in unknown.out
+        assert "answer      404 model_not_found" in unknown.out
+        assert "stands for  a folder whose files are incomplete" in half.out
+        write_adapter(tmp_path / "new", seed=4, age=10)
+        fresh = await f.run("explain", "new")  # the directory is looked at, as for a request
+        assert fresh.code == 0

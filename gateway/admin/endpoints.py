@@ -22,6 +22,7 @@ from gateway.admin.access import Access as Access
 from gateway.admin.cells import in_full, in_letters
 from gateway.admin.console import console_route
 from gateway.admin.event_stream import event_stream
+from gateway.admin.explain import explained
 from gateway.admin.status import Status
 from gateway.core.adapters import Revision
 from gateway.core.errors import BodyTooLarge, GatewayError, InvalidRequest, MethodNotAllowed, ModelNotFound, NoReplica, NotFound
@@ -38,6 +39,7 @@ class Actions(Protocol):
     """What an operator may tell the control loop; the names are known ones, False means that there is none such."""
 
     async def scan(self) -> None: ...
+    async def refresh(self, name: str) -> None: ...  # look at the directory for a name, at most twice a second
     def load(self, adapter: str) -> bool: ...
     def retry(self, adapter: str) -> bool: ...
     async def pin(self, adapter: str, digest: str | None) -> str | None: ...  # the digest; None: no such adapter
@@ -56,6 +58,7 @@ class Endpoints:
     actions: Actions
     access: Access
     version: str
+    max_inflight_per_replica: int = 0  # 0: no limit
 
     def app(self) -> Starlette:
         routes = [
@@ -79,6 +82,7 @@ class Endpoints:
             Route("/admin/replicas/{id}/drain", self._guarded(self.drain, action=True), methods=["POST"]),
             Route("/admin/replicas/{id}/undrain", self._guarded(self.undrain, action=True), methods=["POST"]),
             Route("/admin/scan", self._guarded(self.scan, action=True), methods=["POST"]),
+            Route("/admin/explain", self._guarded(self.explain)),
             Route("/admin/events", self._guarded(self.event_stream)),
             console_route(),
         ]
@@ -170,6 +174,10 @@ class Endpoints:
     async def scan(self, request: Request) -> Response:
         await self.actions.scan()
         return _json({"ok": True})
+
+    async def explain(self, request: Request) -> Response:
+        model, limit = request.query_params.get("model", ""), self.max_inflight_per_replica
+        return _json(await explained(self.registry, self.actions.refresh, model, limit))
 
     async def event_stream(self, request: Request) -> Response:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -19,10 +19,9 @@ from gateway.core.errors import (
     ReplicaFailed,
     ReplicaMisconfigured,
 )
-from gateway.core.leases import Route
 from gateway.core.picker import Seat, Station, pick
 from gateway.core.placement import placed
-from gateway.core.registry import Registry
+from gateway.core.registry import Registry, Route
 from gateway.core.remedies import with_remedy
 from gateway.core.replica import FailureKind, LoraSupport, Replica, is_refused
 
@@ -167,7 +166,7 @@ def _stands_for(registry: Registry, route: Route) -> str:
         return f"an older revision of the adapter {route.label}"
     if route.model in registry.catalog.adapters and route.model not in registry.bases.names:
         return "an adapter"
-    if route.adapter is not None or Revision.parse(route.model) is not None and route.label != route.model:
+    if route.label != route.model:
         return f"the current revision of the adapter {route.label}"
     return "a base model of the replicas" if route.model in registry.bases.names else "a static LoRA of the replicas"
 
@@ -181,7 +180,7 @@ def _routed(registry: Registry, route: Route, now: float, limit: int) -> Explana
         seat = None
     places = tuple(_places(registry, route, seat, now, limit))
     base = route.adapter.base_model if route.adapter is not None else None
-    revision = seat.digest if seat is not None else (route.adapter.digest if route.adapter is not None else None)
+    revision = _digest(seat) or (route.adapter.digest if route.adapter is not None else None)
     told = Explanation(
         route.model, Outcome.ANSWERED, "", _stands_for(registry, route), revision, base, replicas=places,
         notes=tuple(_notes(registry, route)),
@@ -251,10 +250,14 @@ def _places(registry: Registry, route: Route, picked: Seat | None, now: float, l
             seat is not None and not missing,
             picked is not None and seat is picked,
             seat.served_name if seat is not None else None,
-            seat.digest if seat is not None else None,
+            _digest(seat),
             station.inflight,
             missing,
         )
+
+
+def _digest(seat: Seat | None) -> str | None:
+    return seat.revision.digest if seat is not None and seat.revision is not None else None
 
 
 def _busy(station: Station, limit: int) -> str:

@@ -31,6 +31,9 @@ class Orders:
     async def scan(self) -> None:
         self.taken.append(("scan",))
 
+    async def refresh(self, name: str) -> None:
+        self.taken.append(("refresh", name))
+
     def load(self, adapter: str) -> bool:
         return self._take("load", adapter, adapter in self.registry.catalog.adapters)
 
