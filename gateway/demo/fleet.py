@@ -67,9 +67,15 @@ class Fleet:
         return document
 
     def close(self) -> None:
+        """Ask every process to end, then make sure. Who interrupts this again does not wait for the asking."""
         processes = [self.gateway, *self.replicas.values()]
-        for process in processes:
-            process.stop()
-        for process in processes:
-            process.join()
-        shutil.rmtree(self.root, ignore_errors=True)
+        try:
+            for process in processes:
+                process.stop()
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+            shutil.rmtree(self.root, ignore_errors=True)

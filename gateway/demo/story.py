@@ -1,5 +1,9 @@
-"""What the demo shows, in order. Each step says what it did, what came of it, and whether that is what it should be."""
+"""What the demo shows, in order. Each step says what it did, what came of it, and whether that is what it should be.
 
+Whatever ends it (Ctrl-C, SIGTERM, a closed terminal, a step that goes wrong) ends the whole fleet.
+"""
+
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +36,8 @@ def run_demo(engine: str, replicas: int, port: int, once: bool) -> int:
         return 1
     from gateway.demo.processes import free_port
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     fleet = Fleet(engine, replicas, port or free_port())
     try:
         Story(fleet).tell()
