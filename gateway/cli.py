@@ -76,6 +76,40 @@ The replicas need VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in their environment and
 )
 
 
+def _config(config: str | None, as_json: bool, **flags: object) -> int:
+    from gateway.cli_config import config as show
+    from gateway.settings_sources import SettingsError
+
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    try:
+        return show(given, config, as_json=as_json)
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from None
+
+
+commands.add_command(
+    SectionedCommand(
+        "config",
+        callback=_config,
+        params=[
+            click.Option(["--json", "as_json"], is_flag=True, help="An array with one object for each setting."),
+            *options(),
+        ],
+        short_help="Every setting, its value and where it came from.",
+        context_settings={"max_content_width": 110},
+        help="""Show what `serve` would run with: every setting, its value, and whether a flag, an environment variable, the
+file or the default gave it. Takes the flags of `serve`. Keys are told as set or not set.
+
+Exit code 0: `serve` would start with these; 2: it would not, and why.""",
+        epilog="""\b
+Examples:
+  lora-gateway config --config gateway.yaml            what the file and the environment lead to
+  lora-gateway config --config gateway.yaml --json | jq '.[] | select(.source != "default")'
+""",
+    )
+)
+
+
 @commands.command(short_help="Validate adapters offline.")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--max-lora-rank", metavar="N", type=click.IntRange(1), help="What the replicas are started with.")

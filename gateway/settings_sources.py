@@ -41,6 +41,17 @@ class Given:
 
 def read(flags: Mapping[str, object], environ: Mapping[str, str], config: str | None = None) -> Settings:
     """`flags`: what was given on the command line, by field name. Raises SettingsError."""
+    values = parsed(given(flags, environ, config))
+    for row in TABLE:
+        if row.required and row.field not in values:
+            raise SettingsError(f"{row.name} is required: give {row.flag} {row.kind.metavar} ({row.kind.allowed})")
+    settings = Settings(**values)
+    _cross_check(settings, values)
+    return settings
+
+
+def given(flags: Mapping[str, object], environ: Mapping[str, str], config: str | None = None) -> dict[str, Given]:
+    """What is set anywhere, by field, from where it counts. Raises SettingsError for an unknown name or a bad file."""
     here = Path.cwd()
     file = config or environ.get(CONFIG_ENV) or ""
     in_file = _file_values(file, "--config" if config else CONFIG_ENV) if file else {}
@@ -48,14 +59,12 @@ def read(flags: Mapping[str, object], environ: Mapping[str, str], config: str | 
     in_flags = {
         row.field: Given(flags[row.field], f"the flag {row.flag}", here) for row in TABLE if flags.get(row.field) is not None
     }
-    given = {**in_file, **in_env, **in_flags}
-    values = {row.field: _parsed(row, given[row.field]) for row in TABLE if row.field in given}
-    for row in TABLE:
-        if row.required and row.field not in values:
-            raise SettingsError(f"{row.name} is required: give {row.flag} {row.kind.metavar} ({row.kind.allowed})")
-    settings = Settings(**values)
-    _cross_check(settings, values)
-    return settings
+    return {**in_file, **in_env, **in_flags}
+
+
+def parsed(values: Mapping[str, Given]) -> dict[str, Any]:
+    """The values themselves, by field. Raises SettingsError for the first wrong one."""
+    return {row.field: _parsed(row, values[row.field]) for row in TABLE if row.field in values}
 
 
 def _parsed(row: Setting, given: Given) -> Any:
