@@ -50,19 +50,20 @@ class Check:
         if CONFIG in names:
             files = tuple(name for name in CONTENT if name in names)
             seen(1)
-            yield self._adapter(Found(directory.name, str(directory), "", files), directory, layer)
+            yield self.adapter(Found(directory.name, str(directory), "", files), directory, layer)
             return
         tree = Walk(str(directory), self.depth, layer).tree()
         rows = sorted([*tree.found, *tree.failed])
         seen(len(rows))
         for name in rows:
             if name in tree.found:
-                yield self._adapter(tree.found[name], directory, layer)
+                yield self.adapter(tree.found[name], directory, layer)
             else:
                 reason = f"the folder cannot be read: {tree.failed[name].strerror}"
                 yield Checked(name, str(directory / name), reason=reason)
 
-    def _adapter(self, found: Found, root: Path, layer: FileLayer) -> Checked:
+    def adapter(self, found: Found, root: Path, layer: FileLayer = DISK) -> Checked:
+        """The verdict on one; its links may lead anywhere inside `root`."""
         row = Checked(found.name, found.folder)
         rules = Rules(self.allow_pickle, self.max_lora_rank)
         try:

@@ -5,6 +5,7 @@ setting. A user's mistake is one line on stderr, never a traceback.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 
 from gateway import __version__
 from gateway.cli_operator import adapters, explain, replicas, status
-from gateway.cli_options import SectionedCommand, options
+from gateway.cli_options import SectionedCommand, options, some_options
 
 PROGRAM = "lora-gateway"
 
@@ -26,6 +27,7 @@ Examples:
   lora-gateway demo                                    a whole fleet on this machine, no GPU
   lora-gateway serve --adapter-dir /adapters --replica http://gpu-1:8000 --replica http://gpu-2:8000
   lora-gateway check /adapters --max-lora-rank 64      look at adapters before the replicas do
+  lora-gateway publish ./out sql                       put an adapter into the directory, safely
   lora-gateway status --watch                          what a running gateway has where
   lora-gateway explain sql                             what happens to a request for the model sql, and why
 """,
@@ -134,6 +136,49 @@ def check(
 
     checker = Check(max_lora_rank, base_model, allow_pickle, adapter_depth)
     return show(Path(os.path.abspath(directory)), checker, as_json=as_json)  # noqa: PTH100 (links stay as written)
+
+
+def _publish(source: Path, name: str, config: str | None, base_model: str | None, as_json: bool, **flags: object) -> int:
+    from gateway.cli_publish import publish
+    from gateway.settings_sources import SettingsError
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C: what was copied aside is removed
+    given = {field: value for field, value in flags.items() if value is not None}
+    try:
+        return publish(Path(os.path.abspath(source)), name, given, config, base_model, as_json=as_json)  # noqa: PTH100
+    except SettingsError as error:
+        raise click.UsageError(str(error)) from None
+
+
+commands.add_command(
+    click.Command(
+        "publish",
+        callback=_publish,
+        params=[
+            click.Argument(["source"], metavar="SRC", type=click.Path(exists=True, file_okay=False, path_type=Path)),
+            click.Argument(["name"]),
+            *some_options("adapter_dir", "adapter_depth", "max_lora_rank", "allow_pickle", "snapshot_dir"),
+            click.Option(["--base-model"], metavar="NAME", help="What the replicas serve: warn when it was made for another."),
+            click.Option(["--json", "as_json"], is_flag=True, help="What was published, as JSON."),
+        ],
+        short_help="Put an adapter into the directory, safely.",
+        help="""Validate the adapter in the folder SRC as `check` does, copy it aside into the adapter directory, and rename it
+into place as NAME (with slashes, as in team/legal), also over an old one. A gateway sees the old adapter or the whole new
+one, and goes on serving the old revision until the new one is loaded.
+
+Only the config and the weights are copied; links are followed, so SRC may lie in a hub cache. Nothing is changed when SRC
+is invalid, the name cannot be served, or the copy fails or is interrupted. That a base model has the same name cannot be
+seen here: `lora-gateway explain NAME` tells it.
+
+Exit code 0: it is in its place; 1: it is not, and why.""",
+        epilog="""\b
+Examples:
+  lora-gateway publish ./out/checkpoint-500 sql --adapter-dir /adapters
+  lora-gateway publish ~/.cache/huggingface/hub/models--org--legal team/legal --config gateway.yaml
+""",
+    )
+)
 
 
 @commands.command(short_help="A whole fleet on this machine, no GPU.")

@@ -7,6 +7,7 @@ the settings.
 from itertools import groupby
 
 import click
+from click.shell_completion import CompletionItem
 
 from gateway.settings import TABLE, Setting
 
@@ -16,10 +17,32 @@ def options() -> list[click.Parameter]:
     return [config, *(_option(row) for row in TABLE)]
 
 
-def _option(row: Setting) -> click.Option:
+def some_options(*fields: str) -> list[click.Parameter]:
+    """Those of these settings, and --config, for a command that needs no more; with their help."""
+    config = click.Option(["--config"], metavar="FILE", help="YAML file with settings, as for serve.")
+    rows = [row for row in TABLE if row.field in fields]
+    return [*(_option(row, described(row)) for row in rows), config]
+
+
+def _option(row: Setting, help: str | None = None) -> click.Option:
     if row.kind.switch:
-        return click.Option([f"{row.flag}/--no-{row.name}"], default=None)
-    return click.Option([row.flag], metavar=row.kind.metavar, multiple=row.many, default=None)
+        return click.Option([f"{row.flag}/--no-{row.name}"], default=None, help=help)
+    return click.Option(
+        [row.flag],
+        metavar=row.kind.metavar,
+        multiple=row.many,
+        default=None,
+        help=help,
+        shell_complete=lambda ctx, param, incomplete: _values(row, incomplete),
+    )
+
+
+def _values(row: Setting, incomplete: str) -> list[CompletionItem[str]]:
+    """What a shell offers for the value: the words that are allowed, folders or files."""
+    if row.kind.metavar in ("DIR", "FILE"):
+        return [CompletionItem(incomplete, type={"DIR": "dir", "FILE": "file"}[row.kind.metavar])]
+    words = row.kind.metavar.split("|") if "|" in row.kind.metavar else []
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
 
 def described(row: Setting) -> str:

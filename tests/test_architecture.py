@@ -18,9 +18,10 @@ ARROWS = {
     "logs": set[str](),
     "settings": {"settings", "cli", "core"},  # cli: the docs page words defaults as the help does
     "check": {"control", "core"},
+    "publishing": {"publishing", "check", "control", "core"},
     "app": {*PLANES, "metrics", "core", "settings"},
     "demo": {"demo", "logs", "core"},
-    "cli": {"cli", "app", "check", "demo", "settings", "logs", "process"},
+    "cli": {"cli", "app", "check", "publishing", "demo", "settings", "logs", "process"},
     "process": {"app", "settings", "logs", "proxy"},
     "__main__": {"cli"},
 }

@@ -119,7 +119,7 @@ class Walk:
             return
         if entry.is_link and not is_inside(os.path.realpath(child), self._real_root):
             problem, depth = problem or Invalid(_OUTSIDE, "outside"), 0
-        elif not _is_printable(entry.name):
+        elif not is_printable(entry.name):
             problem, depth = problem or Invalid(_UNPRINTABLE, "name"), 0
             rel = _escaped(rel)
         elif Revision.parse(entry.name) is not None:
@@ -158,7 +158,8 @@ class Walk:
         self._tree.found[name] = Found(name, folder, parent, files, problem)
 
 
-def _is_printable(name: str) -> bool:
+def is_printable(name: str) -> bool:
+    """Whether a name can be shown: no control characters, valid UTF-8."""
     if name.isascii():
         return name.isprintable()
     return not any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") for letter in name)
@@ -167,4 +168,4 @@ def _is_printable(name: str) -> bool:
 def _escaped(name: str) -> str:
     """A printable stand-in for a name that cannot be shown."""
     text = name.encode("utf-8", "backslashreplace").decode()
-    return "".join(letter if _is_printable(letter) else ascii(letter)[1:-1] for letter in text)
+    return "".join(letter if is_printable(letter) else ascii(letter)[1:-1] for letter in text)
