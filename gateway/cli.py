@@ -197,6 +197,27 @@ def demo(engine: str, replicas: int | None, port: int, once: bool) -> int:
     return run_demo(engine, replicas or (2 if engine == "vllm" else 3), port, once)
 
 
+@commands.command(
+    short_help="Completion for bash, zsh or fish.",
+    epilog="""\b
+Examples:
+  eval "$(lora-gateway completion bash)"                                          in ~/.bashrc
+  eval "$(lora-gateway completion zsh)"                                           in ~/.zshrc, after compinit
+  lora-gateway completion fish > ~/.config/fish/completions/lora-gateway.fish     once
+""",
+)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> int:
+    """Print what makes the shell complete commands, flags, and the names of adapters and replicas.
+
+    Names are asked of the gateway at --url or LORA_GATEWAY_URL, which has a second to answer.
+    """
+    from gateway.cli_completion import script
+
+    click.echo(script(commands, PROGRAM, shell), nl=False)
+    return 0
+
+
 for command in (status, adapters, replicas, explain):
     commands.add_command(command)
 

@@ -93,6 +93,9 @@ class NamesToo(click.Group):
             return "show", self.get_command(ctx, "show"), args
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        return [*super().shell_complete(ctx, incomplete), *_names("adapters", "name")(ctx, self.params[0], incomplete)]
+
 
 @click.command(short_help="What a running gateway has where.")
 @reaching

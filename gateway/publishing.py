@@ -26,6 +26,7 @@ from gateway.publishing_place import put_in_place, sync_folder
 STAGING = ".publishing-"
 ABANDONED = 86_400.0  # seconds after which what a killed publisher left aside is removed
 _CHUNK = 4 * 1024 * 1024
+_SYNC_EACH = 64 * 1024 * 1024  # bytes
 _ANYWHERE = Path("/")
 
 Progress = Callable[[int, int], None]
@@ -166,6 +167,9 @@ def _copy(source: Path, staging: Path, files: list[str], progress: Progress) -> 
             while data := os.read(descriptor, _CHUNK):
                 copy.write(data)
                 done += len(data)
+                if copy.tell() % _SYNC_EACH < len(data):  # so that progress is the disk's, and no long silence ends it
+                    copy.flush()
+                    os.fdatasync(copy.fileno())
                 progress(done, total)
             os.fchmod(copy.fileno(), 0o644)
             copy.flush()
