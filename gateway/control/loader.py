@@ -22,6 +22,7 @@ from gateway.core.registry import Registry
 from gateway.core.replica import Failure, FailureKind, LoraSupport, Replica, Roots
 
 FOREVER = float("inf")
+ENGINE_DEAD = "EngineCore"  # in what vLLM answers while its engine is dying
 BACK_OFF_CAP = 300.0  # seconds
 SOON = 1.0  # seconds until the next look while something is to be done
 
@@ -287,8 +288,8 @@ class Loader:
         elif outcome is Outcome.DRAINING:
             self.told_draining = True
         elif outcome is not Outcome.ALREADY:
-            if outcome is Outcome.ERROR:
-                around.registry.strikes.failed(self._replica.id, strikes.Failure(revision, begun, around.clock()))
+            if outcome is Outcome.ERROR and (not answer.settled or ENGINE_DEAD in answer.reason):
+                around.registry.strikes.failed(self._replica.id, strikes.Failure(revision, begun, around.clock(), True))
             record = record.failing(revision, self._failure(revision, answer))
         self._publish(record)
         good = outcome in (Outcome.OK, Outcome.ALREADY)

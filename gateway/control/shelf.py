@@ -14,7 +14,7 @@ from gateway.control.validation import Rules, inspect
 from gateway.control.verdicts import Refused
 from gateway.core.adapters import Adapter, Catalog, Home, Rejected, RejectedState, Revision
 
-FORMERS = 3  # earlier revisions of a name that are kept ready to serve
+FORMERS = 8  # earlier revisions of a name that are kept ready to serve
 
 
 class Shelf:

@@ -38,7 +38,7 @@ class Lease:
         station.by_name[seat.served_name] = station.by_name.get(seat.served_name, 0) + 1
 
     def answered(self, now: float) -> None:
-        """The replica began an answer that is no failure of its own; monotonic seconds."""
+        """The replica gave a whole answer that is no failure of its own; monotonic seconds."""
         if self.exact is not None and self._station is not None:
             self._station.answered[self.exact] = now
 

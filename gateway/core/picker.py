@@ -18,7 +18,7 @@ class Station:
     by_name: dict[str, int] = field(default_factory=dict)  # in flight, by served name
     line: Line = field(default_factory=deque)  # requests that wait for room here
     queued: int = 0  # how many they are: nobody overtakes them
-    answered: dict[Revision, float] = field(default_factory=dict)  # when the present process last began an answer, monotonic
+    answered: dict[Revision, float] = field(default_factory=dict)  # when the present process last gave a whole answer
     shown: dict[str, str] = field(default_factory=dict)  # adapter name -> digest of the newest that clients could meet here
     heard_at: float | None = None  # monotonic: when it last gave a byte of what it owes; None while it owes nothing
     last_seen: float | None = None  # when it last answered a probe, wall-clock seconds; its reconciler writes it

@@ -1,10 +1,11 @@
 """Which adapters take replicas down: two unexpected deaths with the same suspect, and that revision is quarantined.
 
-Suspects of a death are the revisions that were being loaded there, or had a request without a first byte, in its last ten
-seconds. A replica that is killed from outside has such requests too, so three things clear: an answer with the revision
-on the dying replica after the first of the failed requests was sent, an answer (or a load, for who was being loaded)
-anywhere since an earlier death, and many suspects in common, which point to the host. A quarantine ends with other bytes,
-an operator's word, or a trial request that goes well: one at a time, the first after a quarter of an hour.
+Suspects of a death are the revisions that had a request without a first byte, or were being loaded there, in its last ten
+seconds; the latter count only for deaths that have none of the former. A replica that is killed from outside
+has such requests too, so these clear: an answer with the revision on the dying replica after the first of the failed
+requests was sent, an answer (or a load, for who was being loaded) anywhere since an earlier death, requests sent before
+that death, and many suspects in common, which point to the host. A quarantine ends with other bytes, an operator's
+word, or a trial request that goes well: one at a time, the first after a quarter of an hour.
 """
 
 from collections import deque
@@ -31,29 +32,36 @@ class Quarantine:
 
 
 class Failure(NamedTuple):
-    """A request that broke off, or was answered 500, before a first byte."""
+    """A request, or a load, that broke off or was answered 500 before a first byte."""
 
     revision: Revision
     sent_at: float
     at: float
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """`running` and `loading` are the suspects that have not done well since."""
+    """`running` (when the last failed request was sent) and `loading` are the suspects that have not done well since."""
 
     at: float
     replica: str
-    running: set[Revision] = field(default_factory=set)
+    running: dict[Revision, float] = field(default_factory=dict)
     loading: set[Revision] = field(default_factory=set)
+    had_runners: bool = False  # cleared since or not: what runs is likelier to kill than what is being loaded
 
     @property
     def suspects(self) -> set[Revision]:
-        return self.running | self.loading
+        return self.running.keys() | self.loading
 
     def clear(self, revision: Revision) -> None:
-        self.running.discard(revision)
+        self.running.pop(revision, None)
         self.loading.discard(revision)
+
+    def common(self, earlier: "Death") -> set[Revision]:
+        """Who is suspected of both."""
+        running = {r for r, sent_at in self.running.items() if sent_at > earlier.at and r in earlier.running}
+        return running if self.had_runners or earlier.had_runners else self.loading & earlier.loading
 
 
 class Strikes:
@@ -82,11 +90,11 @@ class Strikes:
             for death in earlier:
                 for revision in [r for r in death.suspects if answers.get(r, 0.0) > death.at]:
                     death.clear(revision)
-        death = Death(at, replica, self._suspects(replica, at, answered), set(loading))
+        death = self._death(replica, at, loading, answered)
         self._deaths = deque([*earlier, death], maxlen=KEPT)
         convicted = set()
         for before in earlier:
-            common = death.suspects & before.suspects
+            common = death.common(before)
             if len(common) > MANY:
                 continue
             where = f"{before.replica} and {replica}" if before.replica != replica else f"{replica} twice"
@@ -99,12 +107,15 @@ class Strikes:
             self.quarantined[revision] = replace(self.quarantined[revision], trial_at=at + self.trial_after, running=False)
         return sorted(convicted)
 
-    def _suspects(self, replica: str, at: float, answered: Answers) -> set[Revision]:
-        first: dict[Revision, float] = {}
-        for failure in self._failures.pop(replica, ()):
-            if failure.at >= at - LAST_SECONDS:
-                first[failure.revision] = min(failure.sent_at, first.get(failure.revision, failure.sent_at))
-        return {revision for revision, sent_at in first.items() if answered.get(revision, 0.0) <= sent_at}
+    def _death(self, replica: str, at: float, loading: Collection[Revision], answered: Answers) -> Death:
+        noted = [failure for failure in self._failures.pop(replica, ()) if failure.at >= at - LAST_SECONDS]
+        loads = {failure.revision for failure in noted if failure.loading}
+        sent: dict[Revision, list[float]] = {}
+        for failure in noted:
+            if not failure.loading:
+                sent.setdefault(failure.revision, []).append(failure.sent_at)
+        running = {revision: max(times) for revision, times in sent.items() if answered.get(revision, 0.0) <= min(times)}
+        return Death(at, replica, running, loads | set(loading), bool(running))
 
     def forget_replica(self, replica: str) -> None:
         self._failures.pop(replica, None)

@@ -30,6 +30,7 @@ from gateway.proxy.verdict import JUDGED, LIMIT, Verdict, judge
 if TYPE_CHECKING:
     from gateway.proxy.datapath import DataPath
 
+ERROR_EVENT = b'data: {"error"'  # how vLLM ends a stream whose request failed
 AT_ONCE = 0.05  # seconds: a reused connection that closes so soon was closed before the request came
 
 
@@ -54,6 +55,7 @@ class Exchange:
         "_denied",
         "_first_byte",
         "_fresh",
+        "_headed",
         "_lease",
         "_model",
         "_path",
@@ -89,7 +91,8 @@ class Exchange:
         self._replays = 0
         self._reused = self._fresh = False
         self._denied: frozenset[str] = frozenset()  # replicas that said they do not have the model
-        self._seen = b""
+        self._seen = b""  # the newest bytes at the last tick
+        self._headed = b""  # those that brought the head
         self._first_byte: float | None = None
         self._paused_since: float | None = None
 
@@ -222,10 +225,28 @@ class Exchange:
 
     def relayed_all(self, connection: Connection) -> None:
         self._connection = None
-        status = connection.status
-        connection.release(monotonic())
+        status, now = connection.status, monotonic()
+        self._note_end(connection, now)
+        connection.release(now)
         self._end(status)
         self._sink.finish()
+
+    def _note_end(self, connection: Connection, now: float) -> None:
+        """Whether the model did well: a stream's status goes out before its request is run, so it proves nothing."""
+        lease = self._lease
+        if lease is None or lease.exact is None or connection.status >= 500:
+            return
+        if ERROR_EVENT in connection.last:
+            self._note_failure(lease)
+            return
+        lease.answered(now)
+        if lease.trial is not None:
+            self._path.admission.acquitted(lease)
+
+    def _note_failure(self, lease: Lease) -> None:
+        """The replica may be dying: of this request, when it has given nothing yet."""
+        if not self._seen or self._seen is self._headed:
+            self._path.admission.failed(lease, self._sent_at)
 
     def lost(self, connection: Connection, kind: str) -> None:
         self._connection = None
@@ -253,9 +274,9 @@ class Exchange:
         verdict = judge(connection.status, b"".join(connection.parts), lease.served_name)
         if verdict is Verdict.MISSING_FILES and lease.revision is not None:
             admission.missing_files(lease)
-        if verdict in (Verdict.PASS, Verdict.MISSING_FILES):
-            if verdict is Verdict.PASS and connection.status == 500:
-                admission.failed(lease, self._sent_at)
+        if verdict is Verdict.DYING:
+            admission.failed(lease, self._sent_at)
+        if verdict in (Verdict.PASS, Verdict.DYING, Verdict.MISSING_FILES):
             return True
         self._connection = None
         connection.release(monotonic())
@@ -293,12 +314,8 @@ class Exchange:
         if self._model is not None and lease.served_name != self._model:
             restorer = NameRestorer(self._path.names(lease.served_name, self._model))
         self._answer = answer = Answer(connection, self._sink, own, restorer)
-        now = monotonic()
-        self._first_byte = now - self._begun
-        if connection.status < 500:
-            lease.answered(now)
-            if lease.trial is not None:
-                self._path.admission.acquitted(lease)
+        self._first_byte = monotonic() - self._begun
+        self._headed = connection.last
         self.phase = Phase.STREAM
         self._request = None  # it is never sent again: free its body
         return answer
@@ -365,9 +382,9 @@ class Exchange:
         begun = answer is not None and answer.started
         if kind:
             self._path.recorder.upstream_error(self._replica, "midstream" if begun and kind == "closed" else kind)
+        if kind and self._lease is not None:
+            self._note_failure(self._lease)
         if answer is None or not begun:
-            if kind and self._lease is not None:
-                self._path.admission.failed(self._lease, self._sent_at)
             self.refuse(error)
             return
         answer.break_off(error, named=self.endpoint.named_events)

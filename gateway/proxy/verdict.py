@@ -10,6 +10,7 @@ import msgspec
 
 JUDGED = frozenset((401, 403, 404, 500))
 LIMIT = 65536  # bytes of such an answer that are held back; a longer one is passed on
+_ENGINE_DEAD = b"EngineCore encountered an issue"
 _MISSING_FILES = (b"No such file", b"No adapter found", b"adapter_config.json", b"adapter_model.")
 
 
@@ -18,6 +19,7 @@ class Verdict(Enum):
     DRAINING = auto()  # it is shutting down and surely did not run the request
     FORGOTTEN = auto()  # it does not have the model that it was believed to hold
     CREDENTIALS = auto()  # it refuses the gateway's key
+    DYING = auto()  # the client's to read, and its engine has just died
     MISSING_FILES = auto()  # the client's to read, and the adapter's files are gone
 
 
@@ -40,6 +42,8 @@ def judge(status: int, body: bytes, served_name: str) -> Verdict:
     if status == 500:
         if b"cannot schedule new futures after shutdown" in body:
             return Verdict.DRAINING
+        if _ENGINE_DEAD in body:
+            return Verdict.DYING
         return Verdict.MISSING_FILES if any(text in body for text in _MISSING_FILES) else Verdict.PASS
     if status == 404 and _names_model(body, served_name):
         return Verdict.FORGOTTEN

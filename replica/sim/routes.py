@@ -78,7 +78,7 @@ class InferenceRoutes:
             raise detail(405, "Method Not Allowed")
         call.model = _model_of(call, request)
         faults = self._faults() if self._faults().concerns(call.model or "") else Faults()
-        self._apply_before(faults)
+        self._apply_before(faults, call.model)
         try:
             answer = await self._endpoints[request.path](self._desk, request)
         except EngineDead as problem:
@@ -89,8 +89,9 @@ class InferenceRoutes:
             return Stream(self._counted(answer.chunks, call, faults), answer.content_type, answer.headers)
         return answer
 
-    def _apply_before(self, faults: Faults) -> None:
+    def _apply_before(self, faults: Faults, model: str | None) -> None:
         if faults.die_on_request is not None:
+            self._desk.names.resolve(model)  # a request that is refused runs nothing
             self._spoil()
             self._die(faults.die_on_request)
             if faults.die_on_request == "kill":

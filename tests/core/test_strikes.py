@@ -141,3 +141,20 @@ def test_what_does_not_exist_any_more_is_not_kept() -> None:
     twice(strikes)
     strikes.keep([GOOD])
     assert strikes.quarantined == {}
+
+
+def test_who_ran_is_suspected_before_who_was_being_loaded() -> None:
+    strikes = Strikes()
+    fail(strikes, "r1", BAD, 99.0)
+    die(strikes, "r1", 100.0, [GOOD])
+    fail(strikes, "r2", BAD, 109.0)
+    assert die(strikes, "r2", 110.0, [GOOD]) == [BAD]
+    assert strikes.quarantined.keys() == {BAD}
+
+
+def test_two_replicas_that_die_at_once_prove_nothing() -> None:
+    strikes = Strikes()
+    fail(strikes, "r1", BAD, 99.9, sent_at=99.0)
+    fail(strikes, "r2", BAD, 99.9, sent_at=99.0)
+    die(strikes, "r1", 100.0, ())
+    assert die(strikes, "r2", 100.1, ()) == []

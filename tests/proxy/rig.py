@@ -30,7 +30,7 @@ class TableLease:
         self.model, self.label = model, model.partition("@")[0]
         self.served_name = seat.served_name
         self.revision = seat.revision
-        self.trial = None
+        self.trial = self.exact = None
         table.open += 1
 
     def answered(self, now: float) -> None: ...

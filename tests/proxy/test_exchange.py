@@ -217,7 +217,15 @@ async def test_dup_retry_an_error_of_the_replica_is_passed_on(setup: Setup) -> N
         answer = await rig.ask()
         assert (answer.status, answer.json["error"]["message"]) == (500, "boom")
         assert (len(first.calls), len(second.calls)) == (1, 0)
-        assert rig.table.told == [("failed", first.id)], "should it die now, the model is a suspect"
+        assert rig.table.told == []
+
+
+async def test_a_replica_whose_engine_died_with_the_request_is_told(setup: Setup) -> None:
+    error = {"message": "EngineCore encountered an issue. See ...", "type": "InternalServerError", "param": None, "code": 500}
+    script = answers("500 Internal Server Error", {"error": error})
+    async with replica(script) as first, gateway(setup, table(first)) as rig:
+        assert (await rig.ask()).status == 500
+        assert rig.table.told == [("failed", first.id)]
 
 
 @pytest.mark.parametrize(("retries", "status"), [(1, 200), (0, 502)])

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -396,7 +397,9 @@ async def revived(gateway: Running, *sims: Sim) -> None:
     await gateway.ready(len(sims))
 
 
-async def test_poison_an_adapter_that_took_two_replicas_down_is_quarantined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("how", ["kill", "engine"])
+async def test_poison_an_adapter_that_took_two_replicas_down_is_quarantined(tmp_path: Path, how: str, stream: bool) -> None:
     put(tmp_path, "poison")
     put(tmp_path, "good", 1)
     async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
@@ -404,11 +407,14 @@ async def test_poison_an_adapter_that_took_two_replicas_down_is_quarantined(tmp_
         await gateway.becomes("poison", "ready")
         await gateway.becomes("good", "ready")
         for sim in fleet.all:
-            sim.inject(die_on_request="kill", names=("poison",))
+            sim.inject(die_on_request=how, names=("poison",))
 
         async def convicted() -> bool:
             await revived(gateway, *fleet.all)
-            return (await gateway.chat("poison")).status_code == 400
+            try:
+                return (await gateway.chat("poison", stream=stream)).status_code == 400
+            except httpx.RemoteProtocolError:  # the stream was cut
+                return False
 
         await until_true(convicted, 10.0)
         refused = (await gateway.chat("poison")).json()["error"]
@@ -464,8 +470,8 @@ async def test_poison_replicas_that_are_killed_under_load_convict_no_adapter(tmp
         try:
             for number in range(6):
                 sim = fleet.all[number % 2]
-                station = stations[Address.parse(sim.url).id]
-                await until(lambda station=station: station.answered)  # type: ignore[misc]
+                station, now = stations[Address.parse(sim.url).id], time.monotonic()
+                await until(lambda s=station, now=now: any(at > now for at in s.answered.values()))  # type: ignore[misc]
                 await until(lambda sim=sim: sim.running > 0)  # type: ignore[misc]
                 sim.kill()
                 await sim.start()
