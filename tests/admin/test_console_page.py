@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from gateway.core.adapters import RejectedState
+from gateway.core.adapters import Adapter, Catalog, RejectedState
 from gateway.core.replica import Phase
 from tests.admin.browser import Page, browser, needs_browser
 from tests.admin.desk import LOAD_FAILURE, Desk, broken
@@ -21,6 +21,12 @@ CELLS = (
     "const row = [...document.querySelectorAll('.row')].find(r => !r.hidden && r.dataset.name === arguments[0]);"
     "return row ? [...row.querySelectorAll('.strip > *')].map(cell => cell.className).join(' ') : null"
 )
+# When the page read the fleet: begin and end of each time, in milliseconds.
+READS = (
+    "return performance.getEntriesByType('resource').filter(e => e.name.endsWith('/admin/matrix'))"
+    ".map(e => [e.startTime, e.responseEnd])"
+)
+POLL = 5000  # milliseconds from the end of one read to the next when nothing happens
 NAMES = (
     "return [...document.querySelectorAll('.row')].filter(r => !r.hidden)"
     ".sort((a, b) => a.ariaRowIndex - b.ariaRowIndex).map(r => r.querySelector('.title').textContent)"
@@ -61,8 +67,11 @@ async def test_a_replica_that_dies_changes_its_card_the_matrix_and_the_events(pa
         await show(page, desk)
         assert await page.run(CELLS, "sql") == "h h h"
         assert await page.texts("#cards .state") == ["ready", "ready", "ready"]
+        reads = await page.wait(READS, holds=lambda reads: len(reads) == 2)  # at the start, and as the events begin to come
         desk.die(2)
-        await page.wait_text("#cards li:nth-child(2)", "down", seconds=3)
+        await page.wait_text("#cards li:nth-child(2)", "down", seconds=4)
+        begins, ended = (await page.run(READS))[2][0], reads[1][1]
+        assert begins - ended < 0.9 * POLL  # the event led to it, the next look at intervals was not due
         assert "connection refused" in (await page.texts("#cards li"))[1]
         assert await page.run(CELLS, "sql") == "h h off h"
         assert await page.texts("#up") == ["2 of 3 ready"]
@@ -93,8 +102,10 @@ async def test_changes_without_an_event_are_found_too(page: Page) -> None:
     desk = fleet()
     async with desk.served():
         await show(page, desk)
+        reads = await page.wait(READS, holds=lambda reads: len(reads) == 2)
         desk.registry.stations["r1:8000"].inflight = 7
         await page.wait_text("#cards li:first-child", "7 in flight", seconds=9)
+        assert (await page.run(READS))[2][0] - reads[1][1] > 0.9 * POLL
 
 
 async def test_hostile_names_and_reasons_are_text_everywhere(page: Page) -> None:
@@ -163,6 +174,45 @@ async def test_an_action_asks_first_and_only_a_yes_does_it(page: Page, answer: s
             await page.press("Escape")
             await page.wait("return document.querySelector('#detail').hidden")
             assert desk.orders.taken == []
+
+
+async def test_a_stored_revision_is_pinned_and_unpinned_from_the_detail(page: Page) -> None:
+    desk = fleet()
+    old, lost = adapter("sql", 7), adapter("sql", 9)
+    desk.publish(desk.replica(3).loaded(lost.revision, f"sql@{lost.digest}"))
+
+    def put(current: Adapter, pins: dict[str, str]) -> None:
+        stored = frozenset({SQL.revision, old.revision})
+        desk.registry.replace_catalog(Catalog({"sql": current, CHAT.name: CHAT}, stored=stored, pins=pins), 0.0)
+
+    put(SQL, {})
+    async with desk.served():
+        await show(page, desk)
+        await page.click("#rows [data-name=sql]")
+        await page.wait_text("#detail .scroll", "Revisions")
+        assert await page.texts("#detail .acts button") == ["Load", "Retry"]
+        rows = await page.texts("#detail [data-revision]")
+        assert [" ".join(row.split()) for row in rows] == [
+            f"{SQL.digest} Pin current · snapshot stored · on r1:8000, r2:8000, r3:8000",
+            f"{old.digest} Pin snapshot stored",
+            f"{lost.digest} no snapshot: it cannot be pinned · on r3:8000",
+        ]
+        await page.click(f"#detail [data-revision='{old.digest}'] .pin")
+        await page.wait_text("#ask p", f"sql@{old.digest}")
+        assert desk.orders.taken == []
+        await page.click("#ask button[value=yes]")
+        await page.wait_text("#toast", "The name is pinned.")
+        assert desk.orders.taken == [(f"pin {old.digest}", "sql")]
+        put(old, {"sql": old.digest})
+        desk.events.add("pin", adapter="sql", revision=old.digest)
+        await page.wait_text("#detail dl", f"{old.digest} (pinned)")
+        assert await page.texts("#detail .acts button") == ["Load", "Retry", "Unpin"]
+        assert "Pin" not in (await page.texts(f"#detail [data-revision='{old.digest}']"))[0].split()
+        await page.click("#detail [data-act=unpin]")
+        await page.click("#ask button[value=yes]")
+        await page.wait_text("#toast", "The name follows the directory.")
+        assert desk.orders.taken[1:] == [("unpin", "sql")]
+        assert await page.complaints() == []
 
 
 async def test_an_action_that_the_gateway_refuses_is_told_in_its_words(page: Page) -> None:
