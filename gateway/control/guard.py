@@ -6,6 +6,7 @@ a look that takes too long, means unknown: the request goes on, and the look end
 
 import asyncio
 from collections.abc import Callable
+from enum import Enum, auto
 from time import monotonic
 
 import structlog
@@ -18,6 +19,12 @@ from gateway.core.adapters import Adapter, Revision
 log = structlog.get_logger("gateway.guard")
 SLOW = 0.1  # seconds after which a request does not wait for a look
 KEPT = 20_000  # revisions that are remembered
+
+
+class Finding(Enum):
+    WHOLE = auto()
+    CHANGED = auto()  # other bytes are no doubt a loss, and an engine that reads them now may die of it
+    ABSENT = auto()
 
 
 class Guard:
@@ -66,24 +73,27 @@ class Guard:
 
     async def _look(self, adapter: Adapter) -> None:
         try:
-            if await asyncio.to_thread(self._is_lost, adapter):
+            finding = await asyncio.to_thread(self._find, adapter)
+            if finding is Finding.ABSENT:
                 await asyncio.sleep(SECOND_LOOK)  # an absence is confirmed by a second look
-                if await asyncio.to_thread(self._is_lost, adapter):
-                    self._on_lost(adapter.revision)
+                finding = await asyncio.to_thread(self._find, adapter)
+            if finding is not Finding.WHOLE:
+                self._on_lost(adapter.revision)
         except OSError as error:
             log.warning("an adapter's files cannot be looked at", adapter=adapter.name, reason=error.strerror)
         finally:
             del self._looks[adapter.revision]
 
-    def _is_lost(self, adapter: Adapter) -> bool:
-        """Blocking. Another digest, or no files."""
+    def _find(self, adapter: Adapter) -> Finding:
+        """Blocking."""
         try:
             marks = signature(adapter.load_path, self._layer)
             if marks == self._marks.get(adapter.revision):
-                return False
+                return Finding.WHOLE
             if not self._directory.is_unchanged(adapter):
-                return True
+                return Finding.CHANGED
         except (FileNotFoundError, NotADirectoryError):
-            return self._directory.has_a_shelf(adapter)  # a share that is away proves nothing about one adapter
+            # a share that is away proves nothing about one adapter
+            return Finding.ABSENT if self._directory.has_a_shelf(adapter) else Finding.WHOLE
         self._marks[adapter.revision] = marks
-        return False
+        return Finding.WHOLE

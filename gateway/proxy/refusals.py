@@ -49,8 +49,10 @@ class Refusals:
             raise self._verdict(adapter, [(r, v) for r, v in zip(holders, verdicts, strict=True) if v is not None])
 
     def _may_return(self) -> bool:
-        """No replica is ready, but one was a moment ago."""
+        """No replica is ready, but one was a moment ago, or one that is new may be as soon as it was probed."""
         now = self._clock()
+        if any(replica.unknown for replica in self._registry.replicas()):
+            return True
         return any(now - left < RECENTLY_READY for left in self._registry.left_ready.values())
 
     def _refuse_unplaceable(self, ready: list[Replica]) -> None:

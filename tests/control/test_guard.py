@@ -110,19 +110,27 @@ async def test_bytes_that_changed_in_place_are_a_loss(watch: Watch) -> None:
     await until(lambda: watch.lost == [adapter.revision], 3.0)
 
 
-@pytest.mark.parametrize("how", ["folder", "weights", "cut", "file instead"])
+@pytest.mark.parametrize("how", ["weights", "cut"])
+async def test_weights_that_are_gone_or_cut_short_are_a_loss_at_once(watch: Watch, how: str) -> None:
+    adapter = await watch.adapter()
+    await watch.guard.look(adapter)
+    weights = Path(adapter.load_path) / SAFETENSORS
+    if how == "weights":
+        weights.unlink()
+    else:
+        os.truncate(weights, 100)
+    await watch.guard.look(adapter)
+    await until(lambda: watch.lost == [adapter.revision], 0.4)
+
+
+@pytest.mark.parametrize("how", ["folder", "file instead"])
 async def test_deleted_files_are_a_loss_after_a_second_look(watch: Watch, how: str) -> None:
     adapter = await watch.adapter()
     await watch.guard.look(adapter)
     folder = Path(adapter.load_path)
-    if how == "weights":
-        (folder / SAFETENSORS).unlink()
-    elif how == "cut":
-        os.truncate(folder / SAFETENSORS, 100)
-    else:
-        shutil.rmtree(folder)
-        if how == "file instead":
-            folder.write_text("x")
+    shutil.rmtree(folder)
+    if how == "file instead":
+        folder.write_text("x")
     begun = monotonic()
     await watch.guard.look(adapter)
     assert watch.lost == []

@@ -266,7 +266,10 @@ class Lifecycle(RuleBasedStateMachine):
 
     async def _ask_once(self, name: str, prompt: str) -> None:
         folder = self.folders[name]
+        nobody = not any(replica.ready for replica in self.gateway.gateway.registry.replicas())
         answer = await self.gateway.client.post("/v1/chat/completions", json=_body(name, prompt))
+        if nobody and answer.status_code == 503:
+            return
         if answer.status_code == 200:
             self._check_answer(name, answer, prompt)
             assert folder.answering is not None or folder.refused or folder.broken, f"{name} is gone"

@@ -7,6 +7,7 @@ are asked for only while nothing else runs: the CPU build mixes adapters into ba
 
 import asyncio
 import json
+import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -268,3 +269,19 @@ async def test_deleted_files_kill_no_engine_even_when_the_adapter_was_evicted(fl
             assert (await direct.get("/health")).status_code == 200
     await fleet.settled()
     assert all(replica.running for replica in fleet.replicas)
+
+
+async def test_weights_cut_short_in_place_under_a_loaded_adapter_kill_no_engine(fleet: Fleet) -> None:
+    """The engine maps the file, and dies of reading beyond its new end. A link shares the bytes, so the guard must see it."""
+    fleet.put("cut", "merci")
+    await fleet.everywhere("cut", "merci" * 2)
+    await fleet.settled()
+    for model in ("other-0", "other-1", "other-2", "other-3"):  # out of the slots, still in memory
+        await fleet.everywhere(model, {f"other-{n}": "abcde"[n:] + "xyz" for n in range(4)}[model])
+    os.truncate(fleet.adapters / "cut" / "adapter_model.safetensors", 0)
+    answer = await fleet.client.post("/v1/completions", json={"model": "cut", "prompt": "Hello", "max_tokens": 5})
+    assert answer.status_code in (400, 503), answer.text
+    await fleet.everywhere("other-0", "abcdexyz")
+    assert all(replica.running for replica in fleet.replicas)
+    fleet.put("cut", "clause")
+    await fleet.everywhere("cut", "clause")
