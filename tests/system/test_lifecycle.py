@@ -1,6 +1,7 @@
 """Revisions over the years: updates without a gap, pins, revisions by name, aliases; on a whole gateway."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import time
@@ -503,3 +504,103 @@ async def test_poison_after_a_while_one_trial_request_may_end_the_quarantine(tmp
 
         await until_true(acquitted, 10.0)
         await gateway.becomes("poison", "ready")
+
+
+# cases of operators that span the whole life of a fleet
+
+
+async def test_inplace_flag_no_load_ever_carries_it(tmp_path: Path) -> None:
+    put(tmp_path, "alpha")
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        sim = fleet.all[0]
+        await gateway.becomes("alpha", "ready")
+        sim.kill()
+        await sim.start()
+        await until(lambda: len(loads(sim, "alpha")) == 2, 8.0)
+        await replaced(gateway, tmp_path, "alpha", 1)
+        await until(lambda: len(loads(sim, "alpha")) == 3, 8.0)
+        assert all(call.body.keys() == {"lora_name", "lora_path"} for call in sim.journal.loads())
+
+
+async def test_never_heals_a_fleet_that_failed_everybody_serves_again_by_itself(tmp_path: Path) -> None:
+    put(tmp_path, "alpha")
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all, first_byte_timeout=1.0) as gateway:
+        sim = fleet.all[0]
+        await gateway.becomes("alpha", "ready")
+        sim.inject(status=503)
+        refused = await asyncio.gather(*(gateway.chat("alpha") for _ in range(300)))
+        assert {answer.status_code for answer in refused} == {503}
+        sim.inject(status=None, hang=True)
+        late = await asyncio.gather(*(gateway.chat("alpha") for _ in range(50)))
+        assert {answer.status_code for answer in late} <= {502, 503, 504}
+        sim.heal()
+
+        async def serves() -> bool:
+            return (await gateway.chat("alpha")).status_code == 200
+
+        await until_true(serves, 8.0)
+        assert await gateway.metric(f'lora_gateway_inflight_requests{{replica="{Address.parse(sim.url).id}"}}') == 0
+
+
+async def test_retry_forever_a_failing_replica_backs_off_and_the_other_one_serves_at_once(tmp_path: Path) -> None:
+    put(tmp_path, "alpha")
+    async with replicas(2) as fleet:
+        bad, good = fleet.all
+        bad.inject(load_status=500, load_body="the disk is full")
+        async with running(tmp_path, *fleet.all) as gateway:
+            await gateway.ready(2)
+            for _ in range(50):
+                answer = await gateway.chat("alpha")
+                assert answer.status_code == 200, answer.text
+                assert answer.headers["x-lora-gateway-replica"] == Address.parse(good.url).id
+            await gateway.becomes("alpha", "partial")
+            row = await gateway.adapter("alpha")
+            assert row is not None and "the disk is full" in row["replicas"][Address.parse(bad.url).id]["reason"]
+            assert len(loads(bad, "alpha")) <= 3
+
+
+async def test_terminating_pod_a_rolling_update_of_all_replicas_is_no_error_for_anybody(tmp_path: Path) -> None:
+    put(tmp_path, "alpha")
+    async with replicas(3, token_seconds=0.002) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.ready(3)
+        await gateway.becomes("alpha", "ready")
+        stop = asyncio.Event()
+        seen: list[httpx.Response] = []
+
+        async def ask(model: str) -> None:
+            while not stop.is_set():
+                seen.append(await gateway.chat(model, stream=model == "alpha"))
+
+        clients = [asyncio.create_task(ask(model)) for model in ("alpha", "alpha", "base-a", "alpha")]
+        try:
+            for sim in fleet.all:
+                sim.options = dataclasses.replace(sim.options, shutdown_timeout=5.0)
+                await sim.terminate()
+                await until(lambda: len([r for r in gateway.gateway.registry.replicas() if r.ready]) == 2, 8.0)
+                await sim.start()
+                await gateway.ready(3)
+                await gateway.becomes("alpha", "ready")
+        finally:
+            stop.set()
+            await asyncio.gather(*clients)
+        assert {answer.status_code for answer in seen} == {200}
+        assert all("[DONE]" in answer.text for answer in seen if "text/event-stream" in answer.headers["content-type"])
+
+
+async def test_rename_folder_under_load_is_served_under_the_new_name_and_unknown_under_the_old(tmp_path: Path) -> None:
+    folder = put(tmp_path, "alpha")
+    async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.ready(2)
+        await gateway.becomes("alpha", "ready")
+        folder.rename(tmp_path / "beta")
+        statuses: set[tuple[str, int]] = set()
+
+        async def moved() -> bool:
+            old, new = await asyncio.gather(gateway.chat("alpha"), gateway.chat("beta"))
+            statuses.update({("alpha", old.status_code), ("beta", new.status_code)})
+            return (old.status_code, new.status_code) == (404, 200)
+
+        await until_true(moved, 8.0)
+        assert statuses <= {("alpha", 200), ("alpha", 404), ("beta", 404), ("beta", 200)}
+        await gateway.becomes("beta", "ready")
+        await gateway.becomes("alpha", None)
