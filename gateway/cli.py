@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 the answer is no (an invalid adapter, a gateway that does 
 setting. A user's mistake is one line on stderr, never a traceback.
 """
 
+import io
 import os
 import signal
 import sys
@@ -224,6 +225,8 @@ for command in (status, adapters, replicas, explain):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and give its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that cannot show a name is no reason to fail
     try:
         result = commands.main(args=argv, prog_name=PROGRAM, standalone_mode=False)
     except click.ClickException as error:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from gateway.cli_remote import Remote, quoted
-from gateway.cli_tables import fact_table, plain_table, state, text, wide_console
+from gateway.cli_tables import fact_table, named, plain_table, state, text, wide_console
 from gateway.logs import escaped
 
 _FATES = {"answered": ("answered now", "green"), "waits": ("answered after a wait", "yellow"), "refused": ("refused", "red")}
@@ -80,7 +80,7 @@ def _print(told: Told, console: Console) -> None:
     }
     console.print(fact_table(facts))
     for note in told.notes:
-        console.print(Text.assemble(("note ", "bold yellow"), escaped(note)))
+        console.print(named("note", note, "bold yellow"))
     if told.arms:
         console.print("", _arms(told.arms))
     if told.replicas:

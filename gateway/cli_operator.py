@@ -89,7 +89,8 @@ class NamesToo(click.Group):
     """A group where a word that is no subcommand is a name to show; `show NAME` is for one that is named like one."""
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
+        alone = len(args) < 2 or args[1].startswith("-")  # else it is a mistyped command
+        if alone and self.get_command(ctx, args[0]) is None and not args[0].startswith("-") and not ctx.resilient_parsing:
             return "show", self.get_command(ctx, "show"), args
         return super().resolve_command(ctx, args)
 

@@ -67,9 +67,11 @@ class Remote:
             raise click.ClickException(
                 f"no gateway answers at {self.url}: start one (lora-gateway serve), or name another with --url"
             ) from None
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+            raise click.ClickException(f"{self.url!r} is no address: give --url http://HOST:PORT") from None
         except httpx.TimeoutException:
             raise click.ClickException(f"{self.url} gave no answer in time") from None
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except httpx.HTTPError as error:
             raise click.ClickException(f"{self.url} gave no answer: {type(error).__name__}") from None
         if answer.status_code != 200:
             raise click.ClickException(self._refusal(path, answer))

@@ -40,7 +40,8 @@ def only_line(text: str) -> str:
 def test_the_help_teaches_every_command(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert done.returncode == 0
-    for word in ("serve", "check", "status", "demo", "Examples:"):
+    names = ("serve", "check", "publish", "status", "adapters", "replicas", "explain", "config", "completion", "demo")
+    for word in (*names, "Examples:"):
         assert word in done.stdout
 
 

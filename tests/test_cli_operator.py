@@ -160,6 +160,23 @@ async def test_the_admin_key_may_stand_before_or_after_the_subcommand_in_a_file_
         assert (wrong.code, "refused the admin key" in wrong.err, "simsala" in wrong.err) == (1, True, False)
 
 
+async def test_what_is_mistyped_is_one_line_with_the_remedy() -> None:
+    mistyped, address, nobody = await asyncio.gather(
+        run("adapters", "laod", "sql"), run("explain", "sql", "--url", "gpu-1:8000"), run("replicas", "--url", "http://[::1")
+    )
+    assert (mistyped.code, mistyped.err) == (2, "lora-gateway: error: No such command 'laod'. Did you mean 'load'?\n")
+    remedy = "is no address: give --url http://HOST:PORT\n"
+    assert (address.code, address.err) == (1, f"lora-gateway: error: 'gpu-1:8000' {remedy}")
+    assert (nobody.code, nobody.err) == (1, f"lora-gateway: error: 'http://[::1' {remedy}")
+
+
+async def test_an_output_that_cannot_show_a_name_shows_it_escaped(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1) as f:
+        done = await f.run("adapters", ODD, PYTHONIOENCODING="ascii")
+        assert (done.code, done.err) == (0, "")
+        assert "team/s\\xfc\\xdf" in done.out
+
+
 class Terminal:
     """A command on a terminal of its own."""
 
