@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway.cli import commands
 from gateway.logs import escaped
 from gateway.settings import TABLE
 from tests.adapters import write_adapter
@@ -43,6 +45,12 @@ def test_the_help_teaches_every_command(arguments: tuple[str, ...]) -> None:
     names = ("serve", "check", "publish", "status", "adapters", "replicas", "explain", "config", "completion", "demo")
     for word in (*names, "Examples:"):
         assert word in done.stdout
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
+def test_every_command_that_the_documentation_names_exists(page: Path) -> None:
+    named = set(re.findall(r"(?m)(?:^ *(?:\$ )?|`)lora-gateway ([a-z]+)", page.read_text()))
+    assert named <= commands.commands.keys()
 
 
 def test_the_help_of_serve_names_every_setting_by_section() -> None:
