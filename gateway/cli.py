@@ -6,7 +6,6 @@ setting. A user's mistake is one line on stderr, never a traceback.
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,10 +140,10 @@ def check(
 
 def _publish(source: Path, name: str, config: str | None, base_model: str | None, as_json: bool, **flags: object) -> int:
     from gateway.cli_publish import publish
+    from gateway.cli_signals import end_as_at_ctrl_c
     from gateway.settings_sources import SettingsError
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C: what was copied aside is removed
+    end_as_at_ctrl_c()
     given = {field: value for field, value in flags.items() if value is not None}
     try:
         return publish(Path(os.path.abspath(source)), name, given, config, base_model, as_json=as_json)  # noqa: PTH100
@@ -193,8 +192,10 @@ def demo(engine: str, replicas: int | None, port: int, once: bool) -> int:
     With --engine sim the replicas are simulated and need nothing. With --engine vllm they are real vLLM servers on the
     CPU with a tiny model; `make demo ENGINE=vllm` installs what they need.
     """
+    from gateway.cli_signals import end_as_at_ctrl_c
     from gateway.demo import run_demo
 
+    end_as_at_ctrl_c()
     return run_demo(engine, replicas or (2 if engine == "vllm" else 3), port, once)
 
 

@@ -51,9 +51,9 @@ class Told(msgspec.Struct):
     notes: list[str] = []
 
 
-def explain(remote: Remote, name: str, *, as_json: bool) -> int:
+def explain(remote: Remote, name: str, session: str | None, *, as_json: bool) -> int:
     """0 when the request would be answered, now or after a wait, else 1."""
-    path = f"/admin/explain?model={quoted(name)}"
+    path = f"/admin/explain?model={quoted(name)}" + (f"&session={quoted(session)}" if session else "")
     body = remote.read(path)
     try:
         told = msgspec.convert(msgspec.json.decode(body), Told)

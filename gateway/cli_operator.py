@@ -105,8 +105,11 @@ class NamesToo(click.Group):
 @click.pass_context
 def status(ctx: click.Context, as_json: bool, watch: bool) -> int:
     """Show the adapters and replicas of a running gateway: what is loaded where, and why something is not."""
+    from gateway.cli_signals import end_as_at_ctrl_c
     from gateway.cli_status import status as show
 
+    if watch:
+        end_as_at_ctrl_c()  # the terminal gets its screen back
     with _remote(ctx) as remote:
         return show(remote, as_json=as_json, watch=watch)
 
@@ -252,10 +255,11 @@ def _ordered(ctx: click.Context, kind: str, name: str, action: str, outcome: str
 
 @click.command(short_help="What happens to a request for a name, and why.")
 @click.argument("name", required=False, default="", shell_complete=_names("adapters", "name"))
+@click.option("--session", metavar="ID", help="The client's x-session-id or `user`: it decides between the arms of an alias.")
 @reaching
 @_json
 @click.pass_context
-def explain(ctx: click.Context, name: str, as_json: bool) -> int:
+def explain(ctx: click.Context, name: str, session: str | None, as_json: bool) -> int:
     """Say what would happen to a request for the model NAME right now, and why: what the name stands for, which replicas
     may answer and under which served name, which one would be picked, and what is missing on the others.
 
@@ -264,4 +268,4 @@ def explain(ctx: click.Context, name: str, as_json: bool) -> int:
     from gateway.cli_explain import explain as show
 
     with _remote(ctx) as remote:
-        return show(remote, name, as_json=as_json)
+        return show(remote, name, session, as_json=as_json)

@@ -112,10 +112,11 @@ def tables(document: Document, height: int | None = None) -> Group:
     replicas: Sequence[ReplicaRow] = document.replicas
     reasons = list(reasons_of(document))
     if height is not None:
-        room = max(4, height - 8)
+        room = max(4, height - 8)  # without heads, blank lines and counts
+        reasons = reasons[: room // 4]
         replicas = _worst(replicas, [row.phase != "ready" for row in replicas], max(2, room // 3))
-        adapters = _worst(adapters, [row.state != "ready" for row in adapters], max(2, room // 2 - len(replicas) // 2))
-        reasons = reasons[: max(0, room - len(adapters) - len(replicas))]
+        most = max(2, room - len(replicas) - len(reasons))
+        adapters = _worst(adapters, [row.state != "ready" for row in adapters], most)
     parts: list[RenderableType] = [_head(document.gateway), "", adapter_table(adapters)]
     parts += [*_more(len(document.adapters) - len(adapters)), "", replica_table(replicas)]
     parts += _more(len(document.replicas) - len(replicas))

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -206,8 +207,8 @@ class Terminal:
 
         await until_true(does, 15.0, f"{part!r} in {self.shown[-400:]!r}")
 
-    async def interrupted(self) -> int:
-        self._process.send_signal(2)
+    async def told(self, number: signal.Signals) -> int:
+        self._process.send_signal(number)
         async with asyncio.timeout(10):
             return await self._process.wait()
 
@@ -219,17 +220,21 @@ class Terminal:
         os.close(self._master)
 
 
-async def test_watch_draws_anew_in_colour_and_ends_at_ctrl_c(tmp_path: Path) -> None:
-    async with fleet(tmp_path, 1) as f:
-        async with Terminal("status", "--watch", "--url", f.gateway.url) as terminal:
-            await terminal.shows(b"\x1b[32mready\x1b[0m")
-            write_adapter(tmp_path / "late", seed=3, age=10)
-            await terminal.shows(b"late")
-            assert await terminal.interrupted() == 0
-            await terminal.shows(b"\x1b[?1049l")  # the screen as it was before
-        async with Terminal("status", "--url", f.gateway.url, NO_COLOR="1") as plain:
-            await plain.shows(b"in flight")
-            assert b"\x1b[3" not in plain.shown
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+async def test_watch_draws_anew_in_colour_and_gives_the_screen_back_at_its_end(tmp_path: Path, number: signal.Signals) -> None:
+    async with fleet(tmp_path, 1) as f, Terminal("status", "--watch", "--url", f.gateway.url) as terminal:
+        await terminal.shows(b"\x1b[32mready\x1b[0m")
+        write_adapter(tmp_path / "late", seed=3, age=10)
+        await terminal.shows(b"late")
+        assert await terminal.told(number) == 0
+        await terminal.shows(b"\x1b[?1049l")  # the screen as it was before
+
+
+async def test_no_color_takes_the_colours_out(tmp_path: Path) -> None:
+    async with fleet(tmp_path, 1) as f, Terminal("status", "--url", f.gateway.url, NO_COLOR="1") as plain:
+        await plain.shows(b"in flight")
+        await plain.shows(ODD.encode())
+        assert b"\x1b[3" not in plain.shown
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)], ids=["text", "json"])

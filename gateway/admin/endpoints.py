@@ -14,6 +14,7 @@ import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -59,6 +60,15 @@ class Endpoints:
     access: Access
     version: str
     max_inflight_per_replica: int = 0  # 0: no limit
+    browsers: Middleware | None = None  # lets pages of other origins read the model list
+
+    @property
+    def model_methods(self) -> list[str]:
+        return ["GET", "OPTIONS"] if self.browsers is not None else ["GET"]
+
+    @property
+    def model_middleware(self) -> list[Middleware]:
+        return [self.browsers] if self.browsers is not None else []
 
     def app(self) -> Starlette:
         routes = [
@@ -68,8 +78,8 @@ class Endpoints:
             Route("/health", self.readyz),
             Route("/version", self.get_version),
             Route("/metrics", self.get_metrics),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
+            Route("/v1/models", self.models, methods=self.model_methods, middleware=self.model_middleware),
+            Route("/v1/models/{name:path}", self.model, methods=self.model_methods, middleware=self.model_middleware),
             Route("/admin/status", self._guarded(self.get_status)),
             Route("/admin/matrix", self._guarded(self.matrix)),
             Route("/admin/adapters", self._guarded(self.adapters)),
@@ -109,9 +119,11 @@ class Endpoints:
         return Response(self.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def models(self, request: Request) -> Response:
+        _refuse_options(request)
         return _json({"object": "list", "data": self._models()})
 
     async def model(self, request: Request) -> Response:
+        _refuse_options(request)
         name = request.path_params["name"]
         for row in self._models():
             if row["id"] == name:
@@ -176,8 +188,8 @@ class Endpoints:
         return _json({"ok": True})
 
     async def explain(self, request: Request) -> Response:
-        model, limit = request.query_params.get("model", ""), self.max_inflight_per_replica
-        return _json(await explained(self.registry, self.actions.refresh, model, limit))
+        limit = self.max_inflight_per_replica
+        return _json(await explained(self.registry, self.actions.refresh, request.query_params, limit))
 
     async def event_stream(self, request: Request) -> Response:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -224,6 +236,12 @@ async def _wanted_revision(request: Request, name: str) -> str | None:
 
 class _Pin(msgspec.Struct):
     revision: str | None = None
+
+
+def _refuse_options(request: Request) -> None:
+    """OPTIONS that is no question of a browser; those are answered before."""
+    if request.method == "OPTIONS":
+        raise HTTPException(405, headers={"Allow": "GET, HEAD"})
 
 
 def _json(document: Any, status: int = 200) -> Response:

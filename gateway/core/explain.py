@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from gateway.core.adapters import Adapter, Revision
+from gateway.core.adapters import Revision
+from gateway.core.aliases import Alias
 from gateway.core.bases import Fit
 from gateway.core.errors import (
     AdapterQuarantined,
@@ -19,11 +20,12 @@ from gateway.core.errors import (
     ReplicaFailed,
     ReplicaMisconfigured,
 )
-from gateway.core.picker import Seat, Station, pick
+from gateway.core.picker import Seat, pick
 from gateway.core.placement import placed
+from gateway.core.places import Place, digest_of, places_for
 from gateway.core.registry import Registry, Route
 from gateway.core.remedies import with_remedy
-from gateway.core.replica import FailureKind, LoraSupport, Replica, is_refused
+from gateway.core.replica import FailureKind, LoraSupport, is_refused
 
 RECENTLY_READY = 60.0  # a request waits for a replica that left `ready` this lately, as admission does
 
@@ -32,20 +34,6 @@ class Outcome(StrEnum):
     ANSWERED = "answered"
     WAITS = "waits"  # for a load or for room, and then it is answered
     REFUSED = "refused"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One replica: whether it may answer, under which served name and with which revision; `missing`: why it may not now."""
-
-    replica: str
-    phase: str
-    answers: bool
-    picked: bool
-    served_name: str | None
-    revision: str | None
-    inflight: int
-    missing: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +76,11 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
 
-def explain(registry: Registry, model: str, *, now: float, limit: int = 0) -> Explanation:
-    """`limit`: the most requests on one replica, 0 for none; an empty `model` is a request that names none."""
+def explain(registry: Registry, model: str, *, now: float, limit: int = 0, session: bytes = b"") -> Explanation:
+    """`limit`: the most requests on one replica, 0 for none; an empty `model` is a request that names none.
+
+    `session` is what the client says its session is; it decides between the arms of an alias.
+    """
     try:
         name = model or registry.absent_model()
         route = registry.route(name)
@@ -100,7 +91,7 @@ def explain(registry: Registry, model: str, *, now: float, limit: int = 0) -> Ex
     if route is None:
         return _unknown(registry, name)
     if route.alias is not None:
-        return _alias(registry, route, now, limit)
+        return _alias(registry, route, now, limit, session)
     return _routed(registry, route, now, limit)
 
 
@@ -146,19 +137,38 @@ def _quarantined(registry: Registry, name: str, error: AdapterQuarantined, now: 
     return replace(trial, notes=("it is in quarantine: the next request is its trial, all others are refused", *trial.notes))
 
 
-def _alias(registry: Registry, route: Route, now: float, limit: int) -> Explanation:
+def _alias(registry: Registry, route: Route, now: float, limit: int, session: bytes) -> Explanation:
+    """Without a session every arm is told and the best outcome counts; with one, what happens to its arm."""
     assert route.alias is not None
-    fates = []
-    for arm in route.alias.arms:
-        fate = explain(registry, arm.model, now=now, limit=limit)
-        fates.append(ArmFate(arm.model, arm.weight, fate.outcome, fate.why))
-    best = next((o for o in Outcome if any(fate.outcome is o for fate in fates)), Outcome.REFUSED)
-    stands_for = f"an alias for {route.alias}"
+    alias, stands_for = route.alias, f"an alias for {route.alias}"
+    fates = {arm.model: explain(registry, arm.model, now=now, limit=limit) for arm in alias.arms}
+    arms = tuple(ArmFate(arm.model, arm.weight, fates[arm.model].outcome, fates[arm.model].why) for arm in alias.arms)
+    arm = _arm(registry, alias, session) if session or len(arms) == 1 else None
+    if arm is not None:
+        whose = f"; the arm of this session is {arm}" if session else ""
+        return replace(fates[arm], model=route.model, stands_for=stands_for + whose, arms=arms)
+    best = next(outcome for outcome in Outcome if any(fate.outcome is outcome for fate in arms))
     if best is Outcome.REFUSED:
-        error = ModelNotFound(route.model, f"It is an alias that leads to nothing: {route.alias}.")
-        return replace(_refused(route.model, stands_for, error), arms=tuple(fates))
+        known = (fate.error for fate in fates.values() if fate.error and fate.error.code != ModelNotFound.code)
+        error = next(known, None) or Refusal.of(ModelNotFound(alias.name, f"It is an alias that leads to nothing: {alias}."))
+        return Explanation(route.model, best, error.message, stands_for, error=error, arms=arms)
     why = "the client's session decides between the arms by their weights; an arm is taken only when a replica holds it"
-    return Explanation(route.model, best, why if len(fates) > 1 else fates[0].why, stands_for, arms=tuple(fates))
+    return Explanation(route.model, best, why, stands_for, arms=arms)
+
+
+def _arm(registry: Registry, alias: Alias, session: bytes) -> str | None:
+    """The model that admission takes for this session: the best that a replica holds, else the best that may come."""
+    coming = None
+    for model in alias.ranked(session):
+        try:
+            route = registry.route(model)
+        except GatewayError:
+            continue
+        if route is not None and route.seats:
+            return model
+        if route is not None and coming is None:
+            coming = model
+    return coming
 
 
 def _stands_for(registry: Registry, route: Route) -> str:
@@ -178,9 +188,9 @@ def _routed(registry: Registry, route: Route, now: float, limit: int) -> Explana
     seat = pick(route.seats, registry.turn, limit=limit)
     if seat is not None and seat.station.queued:
         seat = None
-    places = tuple(_places(registry, route, seat, now, limit))
+    places = tuple(places_for(registry, route, seat, now, limit))
     base = route.adapter.base_model if route.adapter is not None else None
-    revision = _digest(seat) or (route.adapter.digest if route.adapter is not None else None)
+    revision = digest_of(seat) or (route.adapter.digest if route.adapter is not None else None)
     told = Explanation(
         route.model, Outcome.ANSWERED, "", _stands_for(registry, route), revision, base, replicas=places,
         notes=tuple(_notes(registry, route)),
@@ -237,63 +247,6 @@ def _hopeless(registry: Registry, route: Route, now: float) -> GatewayError | No
         return AdapterRejected(adapter.name, with_remedy(next(reasons), adapter))
     replica, failure = failures[0]
     return ReplicaFailed(f"The last load failed on every replica; {replica.id}: {failure.reason if failure else ''}")
-
-
-def _places(registry: Registry, route: Route, picked: Seat | None, now: float, limit: int) -> Iterator[Place]:
-    seats = {seat.station.replica.id: seat for seat in route.seats}
-    for station in sorted(registry.stations.values(), key=lambda station: station.replica.id):
-        replica, seat = station.replica, seats.get(station.replica.id)
-        missing = _busy(station, limit) if seat is not None else _missing(registry, route, replica, now)
-        yield Place(
-            replica.id,
-            replica.phase.value,
-            seat is not None and not missing,
-            picked is not None and seat is picked,
-            seat.served_name if seat is not None else None,
-            _digest(seat),
-            station.inflight,
-            missing,
-        )
-
-
-def _digest(seat: Seat | None) -> str | None:
-    return seat.revision.digest if seat is not None and seat.revision is not None else None
-
-
-def _busy(station: Station, limit: int) -> str:
-    if limit and station.inflight >= limit:
-        return f"busy: {station.inflight} of at most {limit} requests run there"
-    return f"{station.queued} requests wait for room there" if station.queued else ""
-
-
-def _missing(registry: Registry, route: Route, replica: Replica, now: float) -> str:
-    if not replica.ready:
-        return f"{replica.phase.value}: {replica.reason}" if replica.reason else replica.phase.value
-    if route.adapter is None:
-        return "does not serve it"
-    adapter = registry.catalog.adapters.get(route.model, route.adapter)
-    if replica.lora is LoraSupport.UNSUPPORTED:
-        return "cannot load LoRA: start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-    if not registry.bases.accepts(adapter, replica.base_models):
-        return f"another base model: it serves {', '.join(replica.base_models)}, the adapter is for {adapter.base_model}"
-    return _not_loaded(registry, adapter, replica, now)
-
-
-def _not_loaded(registry: Registry, adapter: Adapter, replica: Replica, now: float) -> str:
-    revision = adapter.revision
-    if revision in registry.lost:
-        return registry.lost[revision]
-    if revision in replica.held:
-        return "held, but not in use"
-    failure = replica.failures.get(revision)
-    if revision in replica.loading:
-        return "is being loaded now"
-    if failure is None:
-        return "not loaded yet"
-    if failure.kind is FailureKind.REJECTED:
-        return f"rejected: {with_remedy(failure.reason, adapter)}"
-    wait = max(0.0, failure.retry_at - now)
-    return f"the load failed ({failure.kind.value}, {failure.attempts} times), tried again in {wait:.0f} s: {failure.reason}"
 
 
 def _notes(registry: Registry, route: Route) -> Iterator[str]:

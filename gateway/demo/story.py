@@ -1,9 +1,8 @@
 """What the demo shows, in order. Each step says what it did, what came of it, and whether that is what it should be.
 
-Whatever ends it (Ctrl-C, SIGTERM, a closed terminal, a step that goes wrong) ends the whole fleet.
+Whatever ends it (Ctrl-C, and what the command takes as that; a step that goes wrong) ends the whole fleet.
 """
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -36,8 +35,6 @@ def run_demo(engine: str, replicas: int, port: int, once: bool) -> int:
         return 1
     from gateway.demo.processes import free_port
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as Ctrl-C
     fleet = Fleet(engine, replicas, port or free_port())
     try:
         Story(fleet).tell()
@@ -206,7 +203,9 @@ def _where_to_look(fleet: Fleet) -> None:
     console.print(
         f"""
 [bold]Where to look[/]
-  lora-gateway status --url {fleet.url}
+  {fleet.url}/console             in a browser: the same, live
+  lora-gateway status --watch --url {fleet.url}
+  lora-gateway explain poet --url {fleet.url}
   curl {fleet.url}/v1/models
   curl {fleet.url}/v1/completions -H 'content-type: application/json' \\
        -d '{{"model": "poet", "prompt": "Hello", "max_tokens": 10}}'

@@ -2,6 +2,8 @@
 
 import httpx
 
+from gateway.core.adapters import Catalog
+from gateway.core.aliases import Alias, Arm
 from tests.admin.desk import Desk
 from tests.core.fleet import adapter, replica
 
@@ -59,6 +61,19 @@ async def test_a_name_that_nobody_knows_is_looked_for_in_the_directory_first() -
 
 async def test_without_a_name_it_is_a_request_that_names_no_model() -> None:
     assert (await ask(fleet(), None)).json()["stands_for"] == "a base model of the replicas"
+
+
+async def test_a_session_decides_between_the_arms_of_an_alias() -> None:
+    desk = fleet()
+    other = adapter("other", 2)
+    both = Alias("canary", (Arm(SQL.name, 50), Arm("other", 50)))
+    desk.registry.replace_catalog(Catalog({SQL.name: SQL, "other": other}, aliases={"canary": both}), 0.0)
+    desk.publish(desk.replica(1).loaded(other.revision, "other"))
+    async with desk.served(), httpx.AsyncClient(base_url=desk.url, trust_env=False) as client:
+        for session in ("ann", "bob", "süß"):
+            query = {"model": "canary", "session": session}
+            document = (await client.get("/admin/explain", params=query)).json()
+            assert document["replicas"][0]["served_name"] == both.ranked(session.encode())[0]
 
 
 async def test_it_needs_the_key_when_one_is_set_and_bounds_the_name() -> None:

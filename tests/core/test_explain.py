@@ -158,10 +158,32 @@ def test_what_a_name_stands_for() -> None:
     assert (unknown.code, "no snapshot of it is stored" in unknown.message) == ("model_not_found", True)
 
 
-def test_an_alias_that_leads_nowhere_is_refused() -> None:
-    fleet = registry(replica(1), adapters=Catalog(aliases={"canary": Alias("canary", (Arm("gone", 1),))}))
-    explanation = told(fleet, "canary")
+def test_an_alias_that_leads_nowhere_is_refused_as_its_arms_are() -> None:
+    nowhere = Alias("canary", (Arm("gone", 1), Arm("away", 1)))
+    explanation = told(registry(replica(1), adapters=Catalog(aliases={"canary": nowhere})), "canary")
     assert (explanation.outcome, explanation.error and explanation.error.code) == (Outcome.REFUSED, "model_not_found")
+    half = Rejected("half", "/adapters/half", RejectedState.INCOMPLETE, "no weights yet")
+    waiting = Alias("canary", (Arm("gone", 1), Arm("half", 1)))
+    fleet = registry(replica(1), adapters=Catalog({}, {"half": half}, aliases={"canary": waiting}))
+    refused = told(fleet, "canary").error
+    assert refused is not None
+    assert refused.code == "adapter_incomplete"
+
+
+def test_a_session_gets_the_arm_that_it_has_for_its_requests() -> None:
+    both = Alias("canary", (Arm("sql", 50), Arm("chat", 50)))
+    chat = adapter("chat", 3)
+    catalog_now = Catalog({"sql": SQL, "chat": chat}, aliases={"canary": both})
+    fleet = registry(replica(1, {"sql": SQL.load_path, "chat": chat.load_path}), adapters=catalog_now)
+    sessions = [b"%d" % number for number in range(20)]
+    arms = {session: both.ranked(session)[0] for session in sessions}
+    assert set(arms.values()) == {"sql", "chat"}
+    for session, arm in arms.items():
+        explanation = explain(fleet, "canary", now=NOW, session=session)
+        assert explanation.stands_for.endswith(f"; the arm of this session is {arm}")
+        assert (explanation.model, explanation.replicas[0].served_name) == ("canary", arm)
+    only_sql = registry(holding(1), adapters=catalog_now)  # the other arm is held nowhere
+    assert {explain(only_sql, "canary", now=NOW, session=s).replicas[0].served_name for s in sessions} == {"sql"}
 
 
 def test_before_the_first_looks_a_name_is_unknown_so_far_and_no_404() -> None:
