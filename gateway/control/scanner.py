@@ -185,7 +185,12 @@ class Scanner:
         try:
             facts = inspect(folder, self._rules, root=self.root, layer=self._layer)
             if self._is_believed(memory, facts):
-                self._adopt(memory, self._store(memory, facts))
+                stored = self._store(memory, facts)
+                if stored.facts.digest == facts.digest:
+                    self._adopt(memory, stored)
+                else:  # exchanged meanwhile: what was stored may be the config of one and the weights of another
+                    memory.drop_unless_stored()
+                    memory.wait(self._wall_now)
         except Incomplete as refused:
             memory.judged = True
             self._reject(memory, refused)

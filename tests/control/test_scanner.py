@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.control.files import CONFIG, SAFETENSORS
-from gateway.control.validation import Rules
+from gateway.control.files import CONFIG, SAFETENSORS, Disk
+from gateway.control.scanner import Scanner
+from gateway.control.snapshots import Snapshots
+from gateway.control.validation import Rules, inspect
 from gateway.core.adapters import Home, RejectedState
+from gateway.publishing_place import put_in_place
 from tests.adapters import config, lora_tensors, safetensors_bytes, write_adapter, write_file, write_weights
 from tests.control.shelf import OLD, Shelf
 
@@ -68,6 +71,30 @@ def test_an_unchanged_folder_is_not_read_again(shelf: Shelf) -> None:
     shelf.disk.fail(f"open {shelf.root}/alpha/{CONFIG}", errno.EIO)
     catalog = shelf.scan(1.0)
     assert (list(catalog.adapters), list(catalog.rejected)) == (["alpha"], [])
+
+
+class Exchanging(Disk):
+    """Exchanges a folder at the moment when the snapshot has its config and reaches for its weights."""
+
+    def __init__(self, folder: Path, by: Path) -> None:
+        self.folder, self.by = folder, by
+
+    def stat(self, path: str) -> os.stat_result:
+        if path.endswith(SAFETENSORS) and self.by.exists():
+            put_in_place(self.by, self.folder)
+        return super().stat(path)
+
+
+def test_a_folder_that_is_exchanged_while_it_is_stored_is_never_served_as_a_mixture_of_both(tmp_path: Path) -> None:
+    old, new = tmp_path / "alpha", tmp_path / ".new"
+    write_adapter(old, age=OLD, lora_alpha=16)
+    write_adapter(new, age=OLD, lora_alpha=32, seed=1)
+    whole = {inspect(folder, Rules()).digest for folder in (old, new)}
+    snapshots = Snapshots(tmp_path, tmp_path / ".lora-gateway", "link", 3600.0, layer=Exchanging(old, new))
+    scanner = Scanner(tmp_path, depth=2, rules=Rules(), snapshots=snapshots)
+    assert list(scanner.scan().adapters) == []
+    assert scanner.restless
+    assert {adapter.digest for adapter in scanner.scan().adapters.values()} == {inspect(old, Rules()).digest} <= whole
 
 
 # fresh files
