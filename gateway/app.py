@@ -2,7 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.applications import Starlette
@@ -25,12 +27,17 @@ from gateway.core.placement import Everywhere
 from gateway.core.registry import Registry
 from gateway.core.replica import Roots
 from gateway.metrics import Metrics
+from gateway.proxy import access_log
 from gateway.proxy.admission import Admission, Bounds
-from gateway.proxy.asgi import inference_routes
-from gateway.proxy.datapath import DataPath, Limits
+from gateway.proxy.asgi import answers_browsers, inference_routes
+from gateway.proxy.cors import Cors
+from gateway.proxy.datapath import DataPath, Extras, Limits
 from gateway.proxy.protocol import InferenceProtocol, protocol_class
 from gateway.settings import Settings
 from gateway.settings_kinds import Secret
+
+if TYPE_CHECKING:
+    from gateway.tracing import Tracing
 
 log = structlog.get_logger("gateway")
 LAG_LOOK = 0.5  # seconds between looks at how late the event loop is
@@ -49,6 +56,7 @@ class Gateway:
     registry: Registry
     metrics: Metrics
     closing: asyncio.Event
+    tracing: "Tracing | None" = None
 
     async def run(self) -> None:
         """The control loop and what belongs to it; ends only when cancelled or broken."""
@@ -63,6 +71,11 @@ class Gateway:
             due = loop.time() + LAG_LOOK
             await asyncio.sleep(LAG_LOOK)
             self.metrics.loop_lag.set(max(0.0, loop.time() - due))
+
+    async def close(self) -> None:
+        """Spans that were not sent yet go out; a few seconds at most."""
+        if self.tracing is not None:
+            await asyncio.to_thread(self.tracing.close)
 
     def begin_shutdown(self) -> None:
         """Not ready from now on, and no load starts any more."""
@@ -84,7 +97,8 @@ def build(settings: Settings) -> Gateway:
     """Make everything and connect it; nothing runs yet. Must be called inside the event loop."""
     registry = Registry(strict_base_model=settings.strict_base_model)
     metrics = Metrics(__version__)
-    events = EventLog(time.time, _log_event)
+    tracing = _tracing(settings)
+    events = EventLog(time.time, _tell(tracing))
     closing = asyncio.Event()
     keeper = _keeper(settings, registry, metrics, events)
     controller = Controller(
@@ -96,11 +110,11 @@ def build(settings: Settings) -> Gateway:
     )
     bounds = Bounds(settings.load_wait, settings.max_waiting, settings.max_inflight_per_replica)
     admission = Admission(registry, controller, metrics, bounds, time.monotonic)
-    datapath = DataPath(admission, metrics, _limits(settings))
+    datapath = DataPath(admission, metrics, _limits(settings), extras=_extras(settings, tracing))
     metrics.watch(registry, keeper.watch_mode, time.time)
     asgi = _operations(settings, registry, metrics, events, keeper, controller, closing)
     asgi.router.routes[:0] = inference_routes(datapath)
-    return Gateway(settings, asgi, protocol_class(datapath), datapath, controller, registry, metrics, closing)
+    return Gateway(settings, asgi, protocol_class(datapath), datapath, controller, registry, metrics, closing, tracing)
 
 
 def _keeper(settings: Settings, registry: Registry, metrics: Metrics, events: EventLog) -> CatalogKeeper:
@@ -197,6 +211,34 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
+def _extras(settings: Settings, tracing: "Tracing | None") -> Extras:
+    return Extras(
+        cors=Cors(settings.cors_origin) if settings.cors_origin else None,
+        access_log=access_log.write if settings.access_log else None,
+        tracing=tracing,
+    )
+
+
+def _tracing(settings: Settings) -> "Tracing | None":
+    """Imported only when it is wanted: OpenTelemetry is an extra. Raises ModuleNotFoundError where it is missing."""
+    if settings.otlp_endpoint is None:
+        return None
+    from gateway.tracing import Tracing
+
+    return Tracing(settings.otlp_endpoint)
+
+
+def _tell(tracing: "Tracing | None") -> Callable[[Event], None]:
+    if tracing is None:
+        return _log_event
+
+    def tell(event: Event) -> None:
+        _log_event(event)
+        tracing.event(event)
+
+    return tell
+
+
 def _operations(
     settings: Settings,
     registry: Registry,
@@ -218,7 +260,8 @@ def _operations(
     access = Access(_revealed(settings.admin_api_key), settings.host.startswith(_LOOPBACK))
     status = Status(registry, about)
     limit = settings.max_inflight_per_replica
-    return Endpoints(registry, status, metrics, events, controller, access, __version__, limit).app()
+    browsers = answers_browsers(settings.cors_origin, "GET") if settings.cors_origin else None
+    return Endpoints(registry, status, metrics, events, controller, access, __version__, limit, browsers).app()
 
 
 def _revealed(key: Secret | None) -> str | None:

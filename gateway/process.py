@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import structlog
 import uvicorn
@@ -58,6 +59,10 @@ class Server(uvicorn.Server):
 def run(settings: Settings) -> int:
     """Run the gateway until it is told to stop; the exit code."""
     configure(settings.log_format, settings.log_level)
+    if settings.otlp_endpoint is not None and not _can_trace():
+        remedy = "pip install 'lora-gateway[otel]'"
+        print(f"lora-gateway: --otlp-endpoint needs OpenTelemetry, which is not installed: {remedy}", file=sys.stderr)
+        return 2
     try:
         listening = listen(settings.host, settings.port)
     except OSError as error:
@@ -68,6 +73,13 @@ def run(settings: Settings) -> int:
             return runner.run(_serve(settings, listening))
     finally:
         listening.close()
+
+
+def _can_trace() -> bool:
+    try:
+        return all(find_spec(f"opentelemetry.{part}") for part in ("sdk", "exporter.otlp.proto.http"))
+    except ModuleNotFoundError:  # one of the parents
+        return False
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -120,6 +132,8 @@ async def _serve(settings: Settings, listening: socket.socket) -> int:
     except Exception as error:
         log.error("the gateway ends: a part of it has failed", exc_info=error)
         return 1
+    finally:
+        await gateway.close()
     log.info("stopped")
     return 0
 

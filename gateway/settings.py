@@ -205,6 +205,10 @@ class Settings:
         "Replays after a reused idle connection closed before any byte of the answer.",
     )
 
+    cors_origin: tuple[str, ...] = setting(
+        REQUESTS, kinds.origin(), (), "Browsers' pages of this origin may call the inference endpoints. Repeatable.", many=True
+    )
+
     host: str = setting(PROCESS, kinds.host(), "127.0.0.1", "Address to listen on.")
     port: int = setting(PROCESS, kinds.whole(0, 65535, zero="a free one"), 8000, "Port to listen on.")
     workers: int = setting(PROCESS, kinds.whole(1, 256), 1, "Processes that share the port.", built=(1,))
@@ -227,6 +231,14 @@ class Settings:
     )
     log_level: str = setting(
         LOGS, kinds.choice("debug", "info", "warning", "error"), "info", "The least important lines that are written."
+    )
+
+    access_log: bool = setting(LOGS, kinds.switch(), False, "One line, at level info, for each request that is over.")
+    otlp_endpoint: str | None = setting(
+        LOGS,
+        kinds.matching("URL", r"https?://[^\s@/]+(/[^\s]*)?", "a URL such as http://collector:4318"),
+        None,
+        "Send OpenTelemetry spans of requests and loads to this OTLP/HTTP collector; needs `pip install .[otel]`.",
     )
 
     def __post_init__(self) -> None:

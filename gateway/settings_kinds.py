@@ -113,6 +113,19 @@ def size(*, zero: str) -> Kind:
     return Kind("N", allowed, parse, unit="bytes", zero=zero)
 
 
+def origin() -> Kind:
+    """What a browser sends as Origin, or `*` for all."""
+    allowed = "* or an origin such as https://app.example.com (no path)"
+
+    def parse(value: object, _: Path) -> str:
+        text = _text(value, allowed).lower()
+        if text != "*" and not re.fullmatch(r"https?://[a-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?", text):
+            raise ValueError(allowed)
+        return text
+
+    return Kind("ORIGIN", allowed, parse)
+
+
 def choice(*values: str) -> Kind:
     allowed = " or ".join((", ".join(values[:-1]), values[-1]))
 

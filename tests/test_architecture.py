@@ -12,6 +12,7 @@ PLANES = {"control", "proxy", "admin"}
 ARROWS = {
     "core": {"core"},
     "metrics": {"metrics", "core"},
+    "tracing": {"core"},
     "control": {"control", "metrics", "core"},
     "proxy": {"proxy", "metrics", "core"},
     "admin": {"admin", "metrics", "core"},
@@ -19,7 +20,7 @@ ARROWS = {
     "settings": {"settings", "cli", "core"},  # cli: the docs page words defaults as the help does
     "check": {"control", "core"},
     "publishing": {"publishing", "check", "control", "core"},
-    "app": {*PLANES, "metrics", "core", "settings"},
+    "app": {*PLANES, "metrics", "tracing", "core", "settings"},
     "demo": {"demo", "logs", "core"},
     "cli": {"cli", "app", "check", "publishing", "demo", "settings", "logs", "process"},
     "process": {"app", "settings", "logs", "proxy"},

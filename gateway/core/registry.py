@@ -212,6 +212,16 @@ class Registry:
                 self._routes[model] = route
         return route
 
+    def label(self, model: str) -> str | None:
+        """The known name that a model's name stands for, whether it can be served or not."""
+        catalog = self.catalog
+        if model in catalog.adapters or model in catalog.rejected or model in self.bases.names or model in catalog.aliases:
+            return model
+        revision = Revision.parse(model)
+        if revision is not None and revision.name in catalog.adapters:
+            return revision.name
+        return model if any(model in replica.seen.static for replica in self.replicas()) else None
+
     def lease(self, route: Route, model: str, seat: Seat) -> Lease:
         self._turn += 1
         if route.adapter is not None:

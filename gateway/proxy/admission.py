@@ -272,6 +272,14 @@ class Admission:
     def credentials(self, lease: Lease) -> None:
         self._control.refused(lease.replica)
 
+    def label(self, model: str | None) -> str:
+        """What a request is counted under that got no replica: a name that is known, else "other"."""
+        try:
+            name = model or self._registry.absent_model()
+        except GatewayError:
+            return "other"
+        return self._registry.label(name) or "other"
+
     def is_down(self, replica: str) -> bool:
         station = self._registry.stations.get(replica)
         return station is None or station.replica.phase is Phase.DOWN

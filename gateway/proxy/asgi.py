@@ -7,11 +7,18 @@ end makes the server close the connection.
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable, Sequence
 
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.core.errors import GatewayError, NotFound
+from gateway.proxy.cors import EXPOSED, MAX_AGE
 from gateway.proxy.datapath import DataPath
 from gateway.proxy.exchange import Exchange, error_headers
 from gateway.proxy.headers import MAX_HEADERS, Headers, HeadersTooLarge, RequestHead, too_large
@@ -29,7 +36,27 @@ class ClientGoneError(Exception):
 def inference_routes(path: DataPath) -> list[Route]:
     """One route for each endpoint of the allow-list."""
     app = InferenceEndpoint(path)
-    return [Route(endpoint.path, app, methods=["POST"]) for endpoint in ENDPOINTS]
+    routes = [Route(endpoint.path, app, methods=["POST"]) for endpoint in ENDPOINTS]
+    if path.cors is not None:  # the question of a browser before it posts
+        asked = [answers_browsers(path.cors.origins, "POST")]
+        routes += [Route(endpoint.path, _no_question, methods=["OPTIONS"], middleware=asked) for endpoint in ENDPOINTS]
+    return routes
+
+
+def answers_browsers(origins: Sequence[str], method: str) -> Middleware:
+    """Starlette's answer to OPTIONS, and the headers of other answers below it."""
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=[method],
+        allow_headers=["*"],
+        expose_headers=EXPOSED,
+        max_age=MAX_AGE,
+    )
+
+
+async def _no_question(request: StarletteRequest) -> Response:
+    raise HTTPException(405)
 
 
 class InferenceEndpoint:
@@ -52,7 +79,8 @@ class InferenceEndpoint:
             return
         except GatewayError as error:
             self._path.recorder.finished("other", endpoint.path, error.status, 0.0, None)
-            await _refuse(send, error)
+            cors = self._path.cors
+            await _refuse(send, error, cors.for_fields(scope["headers"]) if cors is not None else [])
             return
         sink = AsgiSink(whole_only=scope["http_version"] == "1.0")
         exchange = sink.exchange = Exchange(self._path, request, sink)
@@ -168,8 +196,8 @@ async def _watch(receive: Receive, exchange: Exchange, sink: AsgiSink) -> None:
     sink.leave()
 
 
-async def _refuse(send: Send, error: GatewayError) -> None:
+async def _refuse(send: Send, error: GatewayError, more: Iterable[tuple[bytes, bytes]] = ()) -> None:
     body = error.body()
-    headers = [*error_headers(error), (b"content-length", b"%d" % len(body))]
+    headers = [*error_headers(error), *more, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

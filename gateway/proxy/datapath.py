@@ -13,6 +13,8 @@ from typing import Protocol
 
 from gateway.core.errors import ShuttingDown
 from gateway.core.registry import Lease
+from gateway.proxy.access_log import Entry
+from gateway.proxy.cors import Cors
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.headers import CREDENTIALS
 from gateway.proxy.rewrite import Names
@@ -38,6 +40,7 @@ class Admission(Protocol):
     def failed(self, lease: Lease, sent_at: float) -> None: ...  # it broke off, or answered 500, before a first byte
     def acquitted(self, lease: Lease) -> None: ...  # a trial request went well
     def heard(self, latest: Mapping[str, float]) -> None: ...  # replica -> when the last byte that it owed us came
+    def label(self, model: str | None) -> str: ...  # of a request without a lease: a known name, or "other"
     def is_down(self, replica: str) -> bool: ...  # it refuses its probe now
 
 
@@ -48,6 +51,27 @@ class Recorder(Protocol):
     def upstream_error(self, replica: str, kind: str) -> None: ...
     def retry(self, reason: str) -> None: ...
     def client_left(self, phase: str) -> None: ...
+
+
+class Trace(Protocol):
+    """The spans of one request."""
+
+    def sent(self, replica: str, model: str, revision: str | None) -> Mapping[str, str]: ...  # fields for the replica
+    def first_byte(self) -> None: ...
+    def ended(self, status: int) -> None: ...
+
+
+class Tracing(Protocol):
+    def request(self, endpoint: str, lines: bytes) -> Trace: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What costs nothing while it is None."""
+
+    cors: Cors | None = None
+    access_log: Callable[[Entry], None] | None = None
+    tracing: Tracing | None = None
 
 
 class Client(Protocol):
@@ -81,8 +105,11 @@ class DataPath:
         recorder: Recorder,
         limits: Limits | None = None,
         *,
+        extras: Extras | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
+        extras = extras or Extras()
+        self.cors, self.access_log, self.tracing = extras.cors, extras.access_log, extras.tracing
         self.admission, self.recorder = admission, recorder
         self.limits = limits = limits or Limits()
         self.exchanges: set[Exchange] = set()

@@ -21,6 +21,7 @@ from gateway.core.errors import (
     ReplicaUnreachable,
 )
 from gateway.core.registry import Lease
+from gateway.proxy.access_log import Counted, Entry
 from gateway.proxy.answer import Answer, Sink
 from gateway.proxy.request import Request
 from gateway.proxy.rewrite import NameRestorer
@@ -56,6 +57,7 @@ class Exchange:
         "_first_byte",
         "_fresh",
         "_headed",
+        "_id",
         "_lease",
         "_model",
         "_path",
@@ -69,15 +71,19 @@ class Exchange:
         "_sent_at",
         "_sink",
         "_task",
+        "_trace",
         "_trouble",
         "endpoint",
         "phase",
     )
 
     def __init__(self, path: "DataPath", request: Request, sink: Sink) -> None:
-        self._path, self._sink = path, sink
+        self._path = path
+        self._sink = sink if path.access_log is None else Counted(sink)
         self._request: Request | None = request
         self.endpoint = request.endpoint
+        self._id = request.head.request_id
+        self._trace = path.tracing.request(request.endpoint.path, request.head.lines) if path.tracing is not None else None
         self.phase = Phase.QUEUE
         self._begun = self._sent_at = self._quiet_since = monotonic()
         self._model: str | None = None
@@ -204,7 +210,12 @@ class Exchange:
         self._sent_at = self._quiet_since = now
         self._seen = b""
         path, lease = self._path, self._lease
-        head, body = self._request.compose(connection.pool, lease.served_name, self._model, path.authorization)
+        own = path.authorization
+        if self._trace is not None:
+            fields = self._trace.sent(lease.replica, lease.label, lease.revision)
+            own += b"".join(f"{name}: {value}\r\n".encode() for name, value in fields.items())
+        traced = self._trace is not None
+        head, body = self._request.compose(connection.pool, lease.served_name, self._model, own, traced=traced)
         connection.send(self, head, body)
         if self._paused_since is not None:
             connection.pause_reading()
@@ -310,6 +321,10 @@ class Exchange:
         own = [(b"x-request-id", request.head.request_id), (b"x-lora-gateway-replica", lease.replica.encode())]
         if lease.revision is not None:
             own.append((b"x-lora-gateway-revision", lease.revision.encode()))
+        if self._path.cors is not None:
+            own += self._path.cors.for_lines(request.head.lines)
+        if self._trace is not None:
+            self._trace.first_byte()
         restorer = None
         if self._model is not None and lease.served_name != self._model:
             restorer = NameRestorer(self._path.names(lease.served_name, self._model))
@@ -396,7 +411,9 @@ class Exchange:
             return
         headers = error_headers(error)
         if self._request is not None:
-            headers.append((b"x-request-id", self._request.head.request_id))
+            headers.append((b"x-request-id", self._id))
+            if self._path.cors is not None:
+                headers += self._path.cors.for_lines(self._request.head.lines)
         self._end(error.status)
         body = error.body()
         self._sink.start(error.status, headers, len(body), body, True)
@@ -413,11 +430,20 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
-        label = "other"
         if lease is not None:
             label = lease.label
             lease.release()
-        path.recorder.finished(label, self.endpoint.path, code, monotonic() - self._begun, self._first_byte)
+        else:
+            label = path.admission.label(self._model)
+        seconds = monotonic() - self._begun
+        path.recorder.finished(label, self.endpoint.path, code, seconds, self._first_byte)
+        if path.access_log is not None:
+            sent = self._sink.sent if isinstance(self._sink, Counted) else 0
+            replica, revision = (lease.replica, lease.revision) if lease is not None else (None, None)
+            entry = (self._id, self.endpoint.path, label, revision, replica, code, sent, self._first_byte, seconds)
+            path.access_log(Entry(*entry))
+        if self._trace is not None:
+            self._trace.ended(code)
         path.ended(self)
 
     def __repr__(self) -> str:

@@ -40,6 +40,7 @@ _NOTED = HOP_BY_HOP | {
     b"x-request-id",
     b"x-amzn-sagemaker-adapter-identifier",
 }
+_NOT_PASSED = (_OWN, b"access-control-")  # what a replica says about origins is not for the gateway's clients
 _sane_id = re.compile(rb"[!-~]{1,128}").fullmatch
 _ANSWER_DROPPED = (HOP_BY_HOP - {b"connection"}) | {b"content-length", b"x-request-id"}
 
@@ -163,7 +164,7 @@ class AnswerHead:
                     self.strange |= not self.chunked
             elif name == b"connection":
                 connection += b"," + value
-            elif not name.startswith(_OWN):
+            elif not name.startswith(_NOT_PASSED):
                 self.headers.append(field)
                 if name == b"content-type":
                     kind = value.lower()

@@ -308,7 +308,9 @@ class InferenceProtocol(HttpToolsProtocol):
         if self._endpoint is not None:
             self.datapath.recorder.finished("other", self._endpoint.path, error.status, 0.0, None)
         body = error.body()
-        self.start(error.status, error_headers(error), len(body), body, True)
+        cors = self.datapath.cors
+        headers = error_headers(error) + (cors.for_fields(self.headers) if cors is not None else [])
+        self.start(error.status, headers, len(body), body, True)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:

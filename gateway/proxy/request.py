@@ -9,6 +9,7 @@ from gateway.proxy.rewrite import replace_model
 from gateway.proxy.routes import Endpoint
 from gateway.proxy.upstream import Pool
 
+_TRACE = re.compile(rb"(?:(?<=\n)|^)trace(?:parent|state):[^\n]*\n")
 _SESSION = re.compile(rb"(?:^|\n)x-session-id:([^\r\n]*)")
 
 
@@ -35,8 +36,13 @@ class Request:
             return match[1].strip()
         return b"" if self.endpoint.multipart else read_user(self.body).encode(errors="replace")
 
-    def compose(self, pool: Pool, served_name: str, model: str | None, authorization: bytes) -> tuple[bytes, bytes]:
-        """Head and body for the replica. `model` is the client's name for what is served as `served_name`."""
+    def compose(
+        self, pool: Pool, served_name: str, model: str | None, own: bytes, *, traced: bool = False
+    ) -> tuple[bytes, bytes]:
+        """Head and body for the replica. `model` is the client's name for what is served as `served_name`.
+
+        `own` are header lines of the gateway; `traced`: the trace's are among them, in place of the client's.
+        """
         body, head = self.body, self.head
         renamed = model is not None and model != served_name
         if renamed:
@@ -50,10 +56,10 @@ class Request:
             b"\r\ncontent-length: %d\r\nx-request-id: " % len(body),
             head.request_id,
             b"\r\n",
-            head.lines,
+            _TRACE.sub(b"", head.lines) if traced else head.lines,
         ]
-        if authorization:
-            parts.append(authorization)
+        if own:
+            parts.append(own)
         if head.accept_encoding and not renamed:  # else the name in the answer could not be found
             parts += (b"accept-encoding: ", head.accept_encoding, b"\r\n")
         parts.append(b"\r\n")

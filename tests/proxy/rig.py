@@ -108,6 +108,9 @@ class Table:
 
     def heard(self, latest: Any) -> None: ...
 
+    def label(self, model: str | None) -> str:
+        return model if model in self.seats else "other"
+
     def is_down(self, replica: str) -> bool:
         return replica in self.down
 
