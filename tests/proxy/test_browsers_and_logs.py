@@ -8,8 +8,9 @@ import pytest
 from gateway.proxy.access_log import Entry
 from gateway.proxy.cors import Cors
 from gateway.proxy.datapath import Extras, Limits
+from tests.proxy.conftest import Setup
 from tests.proxy.fake_replica import Call, replica
-from tests.proxy.rig import Answer, Setup, gateway, table
+from tests.proxy.rig import Answer, gateway, table
 from tests.waiting import until
 
 PAGE = "https://app.example"
@@ -66,8 +67,9 @@ async def test_a_browser_that_asks_beforehand_is_told_what_it_may(setup: Setup) 
         for origin, allowed in ((PAGE, True), ("https://evil.example", False)):
             client = await rig.client()
             client.write(
-                b"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\norigin: %b\r\naccess-control-request-method: POST\r\n"
-                b"access-control-request-headers: authorization, content-type\r\n\r\n" % origin.encode()
+                b"OPTIONS /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\norigin: %b\r\n"
+                b"access-control-request-method: POST\r\naccess-control-request-headers: authorization, content-type\r\n\r\n"
+                % origin.encode()
             )
             answer = await client.answer()
             client.close()
