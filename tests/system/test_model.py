@@ -128,6 +128,7 @@ class Lifecycle(RuleBasedStateMachine):
     async def _seen(self, name: str, *, newest: str | None = None, code: str | None = None) -> None:
         """Until the gateway has noticed what was done to a folder; loads may come later."""
         registry = self.gateway.gateway.registry
+        assert (await self.gateway.client.post("/admin/scan")).status_code == 200
 
         def noticed() -> bool:
             catalog = registry.catalog
