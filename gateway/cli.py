@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from gateway import __version__
-from gateway.cli_operator import adapters, explain, replicas, status
+from gateway.cli_operator import adapters, explain, reaching, replicas, status, wait_option, waiting
 from gateway.cli_options import SectionedCommand, options, some_options
 
 PROGRAM = "lora-gateway"
@@ -138,7 +138,20 @@ def check(
     return show(Path(os.path.abspath(directory)), checker, as_json=as_json)  # noqa: PTH100 (links stay as written)
 
 
-def _publish(source: Path, name: str, config: str | None, base_model: str | None, as_json: bool, **flags: object) -> int:
+@reaching
+@wait_option
+@click.pass_context
+def _publish(
+    ctx: click.Context,
+    /,
+    source: Path,
+    name: str,
+    config: str | None,
+    base_model: str | None,
+    as_json: bool,
+    wait: float,
+    **flags: object,
+) -> int:
     from gateway.cli_publish import publish
     from gateway.cli_signals import end_as_at_ctrl_c
     from gateway.settings_sources import SettingsError
@@ -146,15 +159,15 @@ def _publish(source: Path, name: str, config: str | None, base_model: str | None
     end_as_at_ctrl_c()
     given = {field: value for field, value in flags.items() if value is not None}
     try:
-        return publish(Path(os.path.abspath(source)), name, given, config, base_model, as_json=as_json)  # noqa: PTH100
+        done = publish(Path(os.path.abspath(source)), name, given, config, base_model, as_json=as_json)  # noqa: PTH100
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
+    return waiting(ctx, name, done.revision, wait)
 
 
 commands.add_command(
-    click.Command(
+    click.command(
         "publish",
-        callback=_publish,
         params=[
             click.Argument(["source"], metavar="SRC", type=click.Path(exists=True, file_okay=False, path_type=Path)),
             click.Argument(["name"]),
@@ -171,13 +184,14 @@ Only the config and the weights are copied; links are followed, so SRC may lie i
 is invalid, the name cannot be served, or the copy fails or is interrupted. That a base model has the same name cannot be
 seen here: `lora-gateway explain NAME` tells it.
 
-Exit code 0: it is in its place; 1: it is not, and why.""",
+Exit code 0: it is in its place (with --wait: and on every replica); 1: it is not, and why.""",
         epilog="""\b
 Examples:
   lora-gateway publish ./out/checkpoint-500 sql --adapter-dir /adapters
+  lora-gateway publish ./out sql --adapter-dir /adapters --wait 60 --url http://gateway:8000
   lora-gateway publish ~/.cache/huggingface/hub/models--org--legal team/legal --config gateway.yaml
 """,
-    )
+    )(_publish)
 )
 
 

@@ -80,6 +80,23 @@ def _names(path: str, field: str) -> Callable[[click.Context, click.Parameter, s
     return complete
 
 
+def waiting(ctx: click.Context, name: str, revision: str | None, seconds: float) -> int:
+    """Until the gateway has it on every replica; 0 seconds: not at all."""
+    if not seconds:
+        return 0
+    from gateway.cli_arrival import await_arrival
+
+    with _remote(ctx) as remote:
+        return await_arrival(remote, name, revision, seconds)
+
+
+wait_option = click.option(
+    "--wait",
+    metavar="S",
+    type=click.FloatRange(0, 86_400),
+    default=0.0,
+    help="Wait up to S seconds until a running gateway has it on every replica; exit code 1 when it has not.",
+)
 _adapter = click.argument("name", shell_complete=_names("adapters", "name"))
 _replica = click.argument("replica", metavar="ID", shell_complete=_names("replicas", "id"))
 _json = click.option("--json", "as_json", is_flag=True, help="What the gateway answered, as JSON.")
@@ -161,11 +178,13 @@ def show_adapter(ctx: click.Context, name: str, as_json: bool) -> int:
 
 @adapters.command(short_help="Load it on every replica now.")
 @_adapter
+@wait_option
 @reaching
 @click.pass_context
-def load(ctx: click.Context, name: str) -> int:
+def load(ctx: click.Context, name: str, wait: float) -> int:
     """Load an adapter on every replica that may hold it, before anybody asks for it."""
-    return _ordered(ctx, "adapters", name, "load", "is asked for on every replica: `lora-gateway status --watch` shows it land")
+    _ordered(ctx, "adapters", name, "load", "is asked for on every replica: `lora-gateway status --watch` shows it land")
+    return waiting(ctx, name, None, wait)
 
 
 @adapters.command(short_help="Forget refusals and a quarantine; try again.")

@@ -23,8 +23,8 @@ SETTINGS = ("adapter_dir", "adapter_depth", "max_lora_rank", "allow_pickle", "sn
 
 def publish(
     source: Path, name: str, flags: Mapping[str, object], file: str | None, base_model: str | None, *, as_json: bool
-) -> int:
-    """0 when the adapter lies in the directory now; raises ClickException (1) or UsageError (2) with one line."""
+) -> Published:
+    """What lies in the directory now; raises ClickException (1) or SettingsError (2) with one line."""
     publisher = _publisher(flags, file, base_model)
     console = Console(stderr=True)
     columns = (TextColumn("copying"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
@@ -42,7 +42,7 @@ def publish(
         click.echo(msgspec.json.format(msgspec.json.encode(done), indent=2))
     else:
         _tell(done)
-    return 0
+    return done
 
 
 def _publisher(flags: Mapping[str, object], file: str | None, base_model: str | None) -> Publisher:

@@ -20,6 +20,10 @@ ACTION_TIMEOUT = 60.0
 T = TypeVar("T")
 
 
+class Absent(click.ClickException):
+    """The gateway knows no such adapter or replica."""
+
+
 class _Error(msgspec.Struct):
     message: str
     code: str
@@ -74,18 +78,18 @@ class Remote:
         except httpx.HTTPError as error:
             raise click.ClickException(f"{self.url} gave no answer: {type(error).__name__}") from None
         if answer.status_code != 200:
-            raise click.ClickException(self._refusal(path, answer))
+            raise self._refusal(path, answer)
         return answer.content
 
-    def _refusal(self, path: str, answer: httpx.Response) -> str:
+    def _refusal(self, path: str, answer: httpx.Response) -> click.ClickException:
         if answer.status_code == 401:
             remedy = "refused the admin key" if self._has_key else "wants its admin key: give --admin-api-key KEY or @FILE"
-            return f"the gateway at {self.url} {remedy}"
+            return click.ClickException(f"the gateway at {self.url} {remedy}")
         try:
             error = msgspec.json.decode(answer.content, type=_Envelope).error
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return f"{self.url} is no LoRA gateway: {path} answered {answer.status_code}"
-        return escaped(error.message)
+            return click.ClickException(f"{self.url} is no LoRA gateway: {path} answered {answer.status_code}")
+        return (Absent if answer.status_code == 404 else click.ClickException)(escaped(error.message))
 
     def _decoded(self, path: str, body: bytes, shape: type[T]) -> T:
         try:

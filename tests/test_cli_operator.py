@@ -89,9 +89,12 @@ async def test_adapters_are_listed_and_one_is_shown_in_detail_whatever_its_name(
 async def test_load_and_retry_are_told_and_an_unknown_name_is_one_line_and_exit_1(tmp_path: Path) -> None:
     async with fleet(tmp_path) as f:
         load, retry, unknown = await asyncio.gather(
-            f.run("adapters", "load", ODD), f.run("adapters", "retry", "sql"), f.run("adapters", "load", "no\x1bpe")
+            f.run("adapters", "load", ODD, "--wait", "5"),
+            f.run("adapters", "retry", "sql"),
+            f.run("adapters", "load", "no\x1bpe"),
         )
         assert (load.code, load.out.split(" is asked for")[0]) == (0, ODD)
+        assert load.err.startswith(f"{ODD} is ready on 2 replicas at ")
         assert (retry.code, retry.out) == (0, "sql is tried again everywhere\n")
         assert (unknown.code, unknown.out) == (1, "")
         assert unknown.err == "lora-gateway: error: There is no adapter 'no\\x1bpe'.\n"

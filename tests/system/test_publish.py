@@ -84,6 +84,32 @@ async def test_an_adapter_is_published_and_published_anew_while_requests_run(tmp
         assert [path.name for path in (loras / "team").iterdir()] == ["sql"]
 
 
+async def test_wait_ends_when_every_replica_has_it_or_when_it_cannot_come(tmp_path: Path) -> None:
+    loras, elsewhere, sources = tmp_path / "loras", tmp_path / "elsewhere", tmp_path / "sources"
+    loras.mkdir()
+    elsewhere.mkdir()
+    small, big = write_adapter(sources / "small"), write_adapter(sources / "big", rank=64)
+    async with replicas(2, max_lora_rank=16) as sims, running(loras, *sims.all) as gateway:
+        await gateway.ready(2)
+        here = ("--adapter-dir", str(loras), "--url", gateway.url)
+        code, out, err = await publish(str(small), "sql", *here, "--wait", "10", "--json")
+        revision = json.loads(out)["revision"]
+        assert (code, err.split(" after ")[0]) == (0, f"sql is ready on 2 replicas at {revision}")
+        assert await gateway.state("sql") == "ready"
+
+        code, _, err = await publish(str(big), "big", *here, "--wait", "10")
+        assert (code, err.count("\n")) == (1, 1)
+        assert err.startswith("lora-gateway: error: big will not come: rejected, ")
+
+        assert (await gateway.client.post("/admin/adapters/sql/pin")).status_code == 200
+        code, _, err = await publish(str(write_adapter(small, seed=5)), "sql", *here, "--wait", "10")
+        assert (code, f"the name is pinned on {revision}" in err) == (1, True)
+
+        there = ("--adapter-dir", str(elsewhere), "--url", gateway.url)
+        code, _, err = await publish(str(small), "other", *there, "--wait", "0.3")
+        assert (code, "after 0.3 s: the gateway does not know it yet" in err) == (1, True)
+
+
 async def test_a_refused_adapter_is_one_line_exit_1_and_the_directory_comes_from_the_file_too(tmp_path: Path) -> None:
     (tmp_path / "loras").mkdir()
     (tmp_path / "gateway.yaml").write_text("adapter-dir: loras\nmax-lora-rank: 16\nreplica: [http://gpu-1:8000]\n")
