@@ -1,23 +1,19 @@
-"""Counters and histograms that others tell, and gauges read from the registry at scrape time.
+"""Counters and histograms that others tell; gauges are read from the registry at scrape time (`metrics_fleet`).
 
-Label values come from known names only: what a client made up is `other`, and the series of adapters and replicas that
-are gone are not kept. One process, one `Metrics` object with a collector registry of its own.
+Label values come from known names only: what a client made up is `other`. Before each scrape, the series of adapters and
+replicas that are gone are dropped, also those that a last request made after its replica or adapter had left. One
+process, one `Metrics` object with a collector registry of its own.
 """
 
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 
-from gateway.core.adapters import RejectedState
 from gateway.core.registry import Registry
-from gateway.core.replica import Phase
-from gateway.core.standing import State, standing, unconverged
-from gateway.metrics_traffic import BOUNDS, Traffic
+from gateway.metrics_fleet import FleetCollector
+from gateway.metrics_traffic import BOUNDS, OTHER, Traffic
 
 PREFIX = "lora_gateway_"
 _LOADS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
@@ -29,6 +25,7 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
+        self._fleet: Registry | None = None
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._traffic = Traffic(PREFIX)
@@ -47,6 +44,9 @@ class Metrics:
         self._upstream_errors = self._counter("upstream_errors", "What went wrong with a replica.", "replica", "kind")
         self._retries = self._counter("retries", "Requests that were sent again.", "reason")
         self._left = self._counter("client_disconnects", "Clients that left before the end.", "phase")
+        last = PREFIX + "replica_last_load_timestamp_seconds"
+        self._last_load = Gauge(last, "When a load last went well.", ["replica"], registry=self.registry)
+        self._by_replica = (self._loads, self._unloads, self._drift, self._upstream_errors, self._last_load)
         self._scan = self._histogram("scan_duration_seconds", "Scans of the directory.", BOUNDS)
         self.loop_lag = Gauge(PREFIX + "event_loop_lag_seconds", "How late the loop ran a timer.", registry=self.registry)
         build = Gauge(PREFIX + "build_info", "The version that runs.", ["version"], registry=self.registry)
@@ -60,11 +60,22 @@ class Metrics:
 
     def watch(self, registry: Registry, watch_mode: Callable[[], str], wall: Callable[[], float]) -> None:
         """Read the gauges from here at each scrape."""
-        self.registry.register(FleetCollector(registry, watch_mode, wall))
+        self._fleet = registry
+        self.registry.register(FleetCollector(PREFIX, registry, watch_mode, wall))
 
     def exposition(self) -> bytes:
         """In the Prometheus text format."""
+        self._sweep()
         return generate_latest(self.registry)
+
+    def _sweep(self) -> None:
+        fleet = self._fleet
+        if fleet is None or not fleet.scanned:
+            return
+        self._traffic.keep(lambda model: model == OTHER or fleet.label(model) is not None)
+        gone = {replica for counter in self._by_replica for replica in _replicas(counter)} - fleet.stations.keys()
+        for replica in gone:
+            self.forget_replica(replica)
 
     # told by the data path
 
@@ -85,6 +96,8 @@ class Metrics:
     def loaded(self, replica: str, outcome: str, seconds: float) -> None:
         self._loads.labels(replica, outcome).inc()
         self._load_duration.observe(seconds)
+        if outcome == "ok":
+            self._last_load.labels(replica).set_to_current_time()
 
     def unloaded(self, replica: str, outcome: str) -> None:
         self._unloads.labels(replica, outcome).inc()
@@ -106,73 +119,12 @@ class Metrics:
 
     def forget_replica(self, replica: str) -> None:
         """It has left: its series go with it."""
-        for counter in (self._loads, self._unloads, self._drift, self._upstream_errors):
+        for counter in self._by_replica:
             counter.remove_by_labels({"replica": replica})
 
     def forget_adapter(self, name: str) -> None:
-        self._traffic.forget(name)
+        self._traffic.keep(lambda model: model != name)
 
 
-class FleetCollector(Collector):
-    """The state of adapters and replicas, as it is when somebody asks."""
-
-    def __init__(self, registry: Registry, watch_mode: Callable[[], str], wall: Callable[[], float]) -> None:
-        self._registry, self._watch_mode, self._wall = registry, watch_mode, wall
-
-    def collect(self) -> Iterable[Metric]:
-        yield from self._replicas()
-        yield from self._adapters()
-        yield _gauge("waiting_requests", "Requests that wait for a replica.", self._registry.waiting)
-        mode = _family("watch_events", "How changes of the directory are noticed.", "mode")
-        for name in ("events", "polling"):
-            mode.add_metric([name], float(self._watch_mode() == name))
-        yield mode
-
-    def _replicas(self) -> Iterable[Metric]:
-        inflight = _family("inflight_requests", "Requests in flight.", "replica")
-        up = _family("replica_up", "1 while the replica is ready.", "replica")
-        phases = _family("replica_phase", "1 for the phase the replica is in.", "replica", "phase")
-        held = _family("replica_held_adapters", "Adapters of ours that it holds.", "replica")
-        for station in self._registry.stations.values():
-            replica = station.replica
-            inflight.add_metric([replica.id], station.inflight)
-            up.add_metric([replica.id], float(replica.ready))
-            held.add_metric([replica.id], len(replica.held))
-            for phase in Phase:
-                phases.add_metric([replica.id, phase.value], float(replica.phase is phase))
-        return inflight, up, phases, held
-
-    def _adapters(self) -> Iterable[Metric]:
-        registry = self._registry
-        loaded = _family("adapter_loaded", "1 while the current revision is held.", "adapter", "replica")
-        states: Tally[str] = Tally()
-        replicas = list(registry.replicas())
-        for name, adapter in registry.catalog.adapters.items():
-            states[standing(adapter, registry).state.value] += 1
-            for replica in replicas:
-                loaded.add_metric([name, replica.id], float(adapter.revision in replica.held))
-        for name, rejected in registry.catalog.rejected.items():
-            if name not in registry.catalog.adapters:
-                states[State.INCOMPLETE if rejected.state is RejectedState.INCOMPLETE else State.INVALID] += 1
-        states[State.REMOVING.value] += len({r.name for r in registry.unwanted} - registry.catalog.adapters.keys())
-        by_state = _family("adapters", "Adapters by state.", "state")
-        for state in State:
-            by_state.add_metric([state.value], states[state.value])
-        behind = unconverged(registry).values()
-        oldest = max((self._wall() - adapter.seen_at for adapter in behind), default=0.0)
-        return (
-            loaded,
-            by_state,
-            _gauge("adapters_unconverged", "Adapters that some replica still has to get.", len(behind)),
-            _gauge("oldest_unconverged_seconds", "How long the oldest of them waits.", oldest),
-        )
-
-
-def _family(name: str, help: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(PREFIX + name, help, labels=labels)
-
-
-def _gauge(name: str, help: str, value: float) -> GaugeMetricFamily:
-    family = _family(name, help)
-    family.add_metric([], value)
-    return family
+def _replicas(counter: Counter | Gauge) -> set[str]:
+    return {sample.labels["replica"] for family in counter.collect() for sample in family.samples}

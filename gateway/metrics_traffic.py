@@ -1,16 +1,19 @@
 """Requests as the data path counts them: plain numbers in plain dictionaries, made into metrics only when somebody scrapes.
 
-One event loop writes and reads them, so they need no locks; this is called for every request.
+Whole distributions are kept by endpoint; by model only the sum and the count of the times to the first byte, since a
+directory may hold thousands of adapters. One event loop writes and reads them, so they need no locks; this is called for
+every request.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)  # seconds
+OTHER = "other"  # the model of a request that names nothing known
 
 
 class Spread:
@@ -42,16 +45,23 @@ class Traffic(Collector):
         self._requests: defaultdict[tuple[str, str, int], int] = defaultdict(int)
         self._durations: defaultdict[str, Spread] = defaultdict(Spread)
         self._first_bytes: defaultdict[str, Spread] = defaultdict(Spread)
+        self._by_model: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # first bytes: how many, seconds
 
     def finished(self, model: str, endpoint: str, code: int, seconds: float, first_byte: float | None) -> None:
         self._requests[model, endpoint, code] += 1
         self._durations[endpoint].note(seconds)
         if first_byte is not None:
             self._first_bytes[endpoint].note(first_byte)
+            sums = self._by_model[model]
+            sums[0] += 1
+            sums[1] += first_byte
 
-    def forget(self, model: str) -> None:
-        for key in [key for key in self._requests if key[0] == model]:
-            del self._requests[key]
+    def keep(self, known: Callable[[str], bool]) -> None:
+        """Drop the series of the models that are not known any more."""
+        for model in {key[0] for key in self._requests if not known(key[0])}:
+            self._by_model.pop(model, None)
+            for key in [key for key in self._requests if key[0] == model]:
+                del self._requests[key]
 
     def collect(self) -> Iterable[Metric]:
         requests = CounterMetricFamily(f"{self._prefix}requests", "Answered requests.", labels=["model", "endpoint", "code"])
@@ -60,6 +70,11 @@ class Traffic(Collector):
         yield requests
         yield self._histogram("request_duration_seconds", "Whole requests.", self._durations)
         yield self._histogram("time_to_first_byte_seconds", "Until the answer began.", self._first_bytes)
+        name = f"{self._prefix}model_time_to_first_byte_seconds"
+        by_model = SummaryMetricFamily(name, "Until the answer began, by model.", labels=["model"])
+        for model, (answers, seconds) in self._by_model.items():
+            by_model.add_metric([model], int(answers), seconds)
+        yield by_model
 
     def _histogram(self, name: str, help: str, spreads: dict[str, Spread]) -> Metric:
         family = HistogramMetricFamily(self._prefix + name, help, labels=["endpoint"])

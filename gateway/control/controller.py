@@ -19,11 +19,11 @@ from gateway.core.adapters import Adapter, Revision
 from gateway.core.addresses import Address
 from gateway.core.placement import first_loaders
 from gateway.core.replica import Replica
-from gateway.core.standing import unconverged
+from gateway.core.standing import State, standing
 from gateway.metrics import Metrics
 
 log = structlog.get_logger("gateway.control")
-CONVERGENCE_LOOK = 0.5  # seconds between looks at what is not everywhere yet, while something changes
+CONVERGENCE_LOOK = 0.5  # seconds between looks at what is not everywhere yet
 
 
 class Controller:
@@ -111,16 +111,19 @@ class Controller:
         return bool(self._reconcilers)
 
     async def _watch_convergence(self) -> None:
-        """Notes how long each revision took until every placed replica held it."""
-        behind: dict[Revision, Adapter] = {}
+        """Notes how long each revision took until every placed replica held it: once, not again after each restart."""
+        arrived: set[Revision] = set()
         while True:
-            await self._registry.changed.wait(60.0)
-            now = unconverged(self._registry)
-            for revision, adapter in behind.items():
-                if revision not in now and self._registry.catalog.find(revision) is not None:
-                    self._metrics.converged(max(0.0, self._around.wall() - adapter.seen_at))
-            behind = now
-            await asyncio.sleep(CONVERGENCE_LOOK)
+            adapters = {adapter.revision: adapter for adapter in self._registry.catalog.adapters.values()}
+            arrived &= adapters.keys()
+            for revision in adapters.keys() - arrived:
+                if standing(adapters[revision], self._registry).state is State.READY:
+                    arrived.add(revision)
+                    self._metrics.converged(max(0.0, self._around.wall() - adapters[revision].seen_at))
+            if arrived == adapters.keys():
+                await self._registry.changed.wait(60.0)
+            else:
+                await asyncio.sleep(CONVERGENCE_LOOK)
 
     # what the data path asks
 

@@ -35,6 +35,7 @@ class Lease:
         self.exact = seat.revision
         self.revision = seat.revision.digest if seat.revision is not None else None
         station.inflight += 1
+        station.taken += 1
         station.by_name[seat.served_name] = station.by_name.get(seat.served_name, 0) + 1
 
     def answered(self, now: float) -> None:

@@ -15,6 +15,7 @@ class Station:
 
     replica: Replica
     inflight: int = 0
+    taken: int = 0  # requests that were ever sent here, replays too
     by_name: dict[str, int] = field(default_factory=dict)  # in flight, by served name
     line: Line = field(default_factory=deque)  # requests that wait for room here
     queued: int = 0  # how many they are: nobody overtakes them

@@ -1,0 +1,169 @@
+"""What Prometheus scrapes of a whole gateway: bounded, and true of the fleet as it is."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import httpx
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.adapters import write_adapter
+from tests.system.fleet import Running, replicas, running
+from tests.waiting import until_true
+
+QUIET = 3.0  # seconds: files older than two are taken at the first look
+JUNK = 10_000
+CLIENTS = 50
+
+
+async def scrape(gateway: Running) -> dict[str, Metric]:
+    text = (await gateway.client.get("/metrics")).text
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+async def series(gateway: Running) -> set[tuple[str, frozenset[tuple[str, str]]]]:
+    families = (await scrape(gateway)).values()
+    return {(sample.name, frozenset(sample.labels.items())) for family in families for sample in family.samples}
+
+
+async def shown(gateway: Running) -> set[str]:
+    """Every label value of every series."""
+    return {value for _, labels in await series(gateway) for _, value in labels}
+
+
+async def values(gateway: Running, family: str, label: str) -> dict[str, float]:
+    known = (await scrape(gateway)).get(f"lora_gateway_{family}")
+    return {sample.labels[label]: sample.value for sample in known.samples if label in sample.labels} if known else {}
+
+
+async def test_label_flood_junk_names_add_no_series(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "alpha", age=QUIET)
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.becomes("alpha", "ready")
+        for model in ("alpha", "base-a", "first-junk"):
+            await gateway.chat(model)
+        before = await series(gateway)
+
+        async def flood(first: int) -> set[int]:
+            """A share of the names, one request each: answers come by and by, so many connections share the work."""
+            codes = set()
+            for number in range(first, JUNK, CLIENTS):
+                body = b'{"model": "junk-%d\\n\\"{}", "messages": []}' % number
+                codes.add((await gateway.client.post("/v1/chat/completions", content=body)).status_code)
+            return codes
+
+        assert await asyncio.gather(*(flood(first) for first in range(CLIENTS))) == [{404}] * CLIENTS
+        assert await series(gateway) == before
+        assert (await values(gateway, "requests", "model"))["other"] == JUNK + 1
+        assert not any("junk" in value for value in await shown(gateway))
+
+
+async def test_label_flood_paths_methods_and_headers_make_no_labels(tmp_path: Path) -> None:
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.chat("base-a")
+        before = await series(gateway)
+        for path in ("/v1/junk-path", "/junk-path/v1/chat/completions", "/v1/models/junk-path"):
+            await gateway.client.get(path, headers={"x-request-id": "junk-id", "user-agent": "junk-agent"})
+            await gateway.client.request("JUNK", path)
+        assert not any("junk" in value.lower() for value in await shown(gateway))
+        assert len(await series(gateway) - before) <= 5
+
+
+async def test_metric_truth_loaded_is_the_gateways_own_gauge(tmp_path: Path) -> None:
+    for name in ("alpha", "beta"):
+        write_adapter(tmp_path / name, seed=len(name), age=QUIET)
+    async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.ready(2)
+        await gateway.becomes("alpha", "ready")
+        await gateway.becomes("beta", "ready")
+        families = await scrape(gateway)
+        held = families["lora_gateway_adapter_loaded"].samples
+        assert {(s.labels["adapter"], s.value) for s in held} == {("alpha", 1.0), ("beta", 1.0)}
+        assert len(held) == 4  # idle ones too
+        row = await gateway.adapter("alpha")
+        assert row is not None
+        assert (await values(gateway, "adapter_info", "revision")).keys() >= {row["revision"]}
+        assert (await values(gateway, "adapters", "state"))["ready"] == 2
+        assert (await values(gateway, "replica_last_load_timestamp_seconds", "replica")).keys() == {
+            httpx.URL(sim.url).netloc.decode() for sim in fleet.all
+        }
+
+
+async def test_metric_truth_an_adapter_that_is_gone_takes_its_series_with_it(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "alpha", age=QUIET)
+    write_adapter(tmp_path / "broken", age=QUIET, peft_type="PROMPT_TUNING")
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.becomes("alpha", "ready")
+        for model in ("alpha", "broken"):
+            await gateway.chat(model)
+        assert (await shown(gateway)) >= {"alpha", "broken"}
+        for name in ("alpha", "broken"):
+            shutil.rmtree(tmp_path / name)
+
+        async def gone() -> bool:
+            return not {"alpha", "broken"} & await shown(gateway)
+
+        await until_true(gone, 8.0)
+        assert (await values(gateway, "adapters", "state"))["removing"] == 0
+
+
+async def test_metric_truth_removing_counts_what_a_replica_still_holds(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "alpha", age=QUIET)
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all, unload_linger=600) as gateway:
+        await gateway.becomes("alpha", "ready")
+        shutil.rmtree(tmp_path / "alpha")
+        await gateway.becomes("alpha", "removing")
+        assert (await values(gateway, "adapters", "state"))["removing"] == 1
+        await gateway.client.post(f"{fleet.all[0].url}/v1/unload_lora_adapter", json={"lora_name": "alpha"})
+
+        async def none_left() -> bool:
+            return (await values(gateway, "adapters", "state"))["removing"] == 0
+
+        await until_true(none_left, 8.0)
+
+
+async def test_metric_truth_a_replica_that_is_gone_takes_its_series_with_it(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapters" / "alpha", age=QUIET)
+    listed = tmp_path / "replicas.yaml"
+    async with replicas(2) as fleet:
+        listed.write_text("\n".join(f"- {sim.url}" for sim in fleet.all))
+        async with running(tmp_path / "adapters", replicas_file=listed) as gateway:
+            await gateway.ready(2)
+            await gateway.becomes("alpha", "ready")
+            leaving = httpx.URL(fleet.all[0].url).netloc.decode()
+            assert leaving in await shown(gateway)
+            listed.write_text(f"- {fleet.all[1].url}\n")
+
+            async def gone() -> bool:
+                return leaving not in await shown(gateway)
+
+            await until_true(gone, 8.0)
+
+
+async def test_metric_truth_an_error_counted_after_its_replica_left_makes_no_series(tmp_path: Path) -> None:
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        gateway.gateway.metrics.upstream_error("long-gone:8000", "closed")
+        assert "long-gone:8000" not in await shown(gateway)
+
+
+async def test_metric_truth_a_restart_is_no_convergence_of_days(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "alpha", age=QUIET)
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.becomes("alpha", "ready")
+        count = "lora_gateway_adapter_convergence_seconds_count"
+
+        async def noted() -> bool:
+            return await gateway.metric(count) == 1
+
+        await until_true(noted, 8.0)
+        sim = fleet.all[0]
+        sim.kill()
+        await sim.start()
+
+        async def loaded_again() -> bool:
+            return len(sim.journal.loads()) == 2 and await gateway.state("alpha") == "ready"
+
+        await until_true(loaded_again, 8.0)
+        assert await gateway.metric(count) == 1
+        assert await gateway.metric("lora_gateway_oldest_unconverged_seconds") == 0
