@@ -167,7 +167,8 @@ class Registry:
         current = self.catalog.adapters.get(revision.name)
         if current is None or current.revision in replica.held:
             return False
-        return revision in self.catalog.formers.get(revision.name, ())
+        formers = self.catalog.formers.get(revision.name, ())
+        return revision == next((former for former in formers if former in replica.held), None)
 
     def stand_in(self, adapter: Adapter) -> Adapter | None:
         """The former revision that goes on serving because every placed replica refuses the current one."""

@@ -284,4 +284,10 @@ async def test_weights_cut_short_in_place_under_a_loaded_adapter_kill_no_engine(
     await fleet.everywhere("other-0", "abcdexyz")
     assert all(replica.running for replica in fleet.replicas)
     fleet.put("cut", "clause")
+
+    async def whole() -> bool:
+        answer = await fleet.client.post("/v1/completions", json={"model": "cut", "prompt": "Hello", "max_tokens": 1})
+        return answer.status_code == 200
+
+    await until_true(whole, 30, "the new files are served")
     await fleet.everywhere("cut", "clause")
