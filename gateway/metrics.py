@@ -18,6 +18,11 @@ from gateway.metrics_traffic import BOUNDS, OTHER, Traffic
 PREFIX = "lora_gateway_"
 _LOADS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 120)
 _LONG = (0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
+# What may be counted: shown as 0 from the start, since an increase from nothing is none to Prometheus.
+_OUTCOMES = ("ok", "already", "rejected", "missing", "error", "timeout", "unsupported", "credentials", "draining")
+_KINDS = ("connect", "closed", "midstream", "malformed", "timeout", "dead", "credentials", "inconsistent")
+_REASONS = ("refused", "draining", "forgotten", "reused")
+_PHASES = ("body", "queue", "connect", "headers", "stream", "stalled")
 
 
 class Metrics:
@@ -47,6 +52,10 @@ class Metrics:
         last = PREFIX + "replica_last_load_timestamp_seconds"
         self._last_load = Gauge(last, "When a load last went well.", ["replica"], registry=self.registry)
         self._by_replica = (self._loads, self._unloads, self._drift, self._upstream_errors, self._last_load)
+        for reason in _REASONS:
+            self._retries.labels(reason)
+        for phase in _PHASES:
+            self._left.labels(phase)
         self._scan = self._histogram("scan_duration_seconds", "Scans of the directory.", BOUNDS)
         self.loop_lag = Gauge(PREFIX + "event_loop_lag_seconds", "How late the loop ran a timer.", registry=self.registry)
         build = Gauge(PREFIX + "build_info", "The version that runs.", ["version"], registry=self.registry)
@@ -76,6 +85,15 @@ class Metrics:
         gone = {replica for counter in self._by_replica for replica in _replicas(counter)} - fleet.stations.keys()
         for replica in gone:
             self.forget_replica(replica)
+        for replica in fleet.stations:
+            self._begin_at_zero(replica)
+
+    def _begin_at_zero(self, replica: str) -> None:
+        self._drift.labels(replica)
+        for outcome in _OUTCOMES:
+            self._loads.labels(replica, outcome)
+        for kind in _KINDS:
+            self._upstream_errors.labels(replica, kind)
 
     # told by the data path
 
