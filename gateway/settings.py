@@ -131,8 +131,7 @@ class Settings:
         REPLICAS,
         kinds.matching("HOST:PORT", r"[A-Za-z0-9._-]+:[0-9]{1,5}", "HOST:PORT"),
         None,
-        "Every address of this name is a replica.",
-        built=(None,),
+        "Every address of this name is a replica; resolved again each --discovery-interval.",
     )
     replica_kubernetes: str | None = setting(
         REPLICAS,

@@ -189,7 +189,9 @@ class Lifecycle(RuleBasedStateMachine):
         folder = self.folders[name]
         if not folder.there:
             folder.newest, folder.refused, folder.former = None, False, None
-        folder.there, folder.broken = True, (503 if half else 400)
+        if not (folder.there and folder.refused):  # else what the replicas say of the revision before still holds
+            folder.broken = 503 if half else 400
+        folder.there = True
 
     @rule(name=sampled_from(NAMES))
     def remove(self, name: str) -> None:
