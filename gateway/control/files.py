@@ -97,6 +97,11 @@ def signature(folder: str, layer: FileLayer = DISK, names: Sequence[str] | None 
     return tuple(marks)
 
 
+def written_at(marks: Signature) -> int:
+    """When the youngest of these files was written, in whole seconds."""
+    return max((mark.modified for mark in marks), default=0) // 10**9
+
+
 def is_inside(path: str, root: str) -> bool:
     """Whether a resolved path is the resolved root or lies below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")

@@ -17,7 +17,7 @@ from gateway.control.absence import NEVER, SILENT, failure_above, proof_needed
 from gateway.control.alias_file import NAME as ALIASES
 from gateway.control.alias_file import NO_ALIASES, parse_aliases
 from gateway.control.cataloguing import assemble
-from gateway.control.files import DISK, FileLayer, signature
+from gateway.control.files import DISK, FileLayer, signature, written_at
 from gateway.control.folder_memory import FolderMemory
 from gateway.control.followed_file import FollowedFile
 from gateway.control.pins import Pins
@@ -238,6 +238,7 @@ class Scanner:
             warnings=facts.warnings,
             seen_at=old.seen_at if old is not None and is_same else self._wall_now,
             home_reason=stored.reason,
+            made_at=written_at(memory.marks),
         )
         memory.adapter, memory.rejected = adapter, None
         memory.judged, memory.pending = True, False

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from gateway.control.files import signature, written_at
 from gateway.control.pins import Pins
 from gateway.control.snapshots import Snapshots
 from gateway.control.validation import Rules, inspect
@@ -122,7 +123,7 @@ class Shelf:
             return known
         folder = self._snapshots.path(revision)
         try:
-            facts = inspect(folder, self._rules)
+            facts, marks = inspect(folder, self._rules), signature(str(folder))
         except (Refused, OSError):
             return None
         adapter = self._known[revision] = Adapter(
@@ -136,5 +137,6 @@ class Shelf:
             size_bytes=facts.size_bytes,
             warnings=facts.warnings,
             seen_at=wall,
+            made_at=written_at(marks),
         )
         return adapter

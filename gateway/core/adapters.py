@@ -55,7 +55,8 @@ class Adapter:
     rank: int  # the largest of `r` and the values of `rank_pattern`
     size_bytes: int
     warnings: tuple[str, ...] = ()
-    seen_at: float = 0.0  # wall clock, when this revision was first seen
+    seen_at: float = 0.0  # wall clock, when this revision was first seen by this process
+    made_at: int = 0  # seconds, when its files were last written: the same for every gateway
     home_reason: str = ""  # why it is loaded from its own path although snapshots are on
     revision: Revision = field(init=False, repr=False, compare=False)
 

@@ -24,7 +24,7 @@ def model_list(registry: Registry) -> list[dict[str, Any]]:
     ]
     for name, adapter in sorted(catalog.adapters.items()):
         if name not in bases.names and bases.fit(adapter) is not Fit.NONE and adapter.revision not in registry.lost:
-            entry = _entry(name, adapter.path, bases.parent(adapter), created=int(adapter.seen_at))
+            entry = _entry(name, adapter.path, bases.parent(adapter), created=adapter.made_at)
             rows.append(entry | {"revision": adapter.digest})
     rows += [
         _entry(name, str(alias), None)

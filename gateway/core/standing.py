@@ -50,7 +50,7 @@ def standing(adapter: Adapter, registry: Registry) -> Standing:
     holders = placed(adapter, registry.replicas(), bases)
     holding = [r for r in holders if revision in r.held]
     failures = [(r, r.failures[revision]) for r in holders if revision in r.failures]
-    reason = "; ".join(f"{r.id}: {with_remedy(f.reason, adapter)}" for r, f in failures[:3])
+    reason = _told_by([(replica.id, with_remedy(failure.reason, adapter)) for replica, failure in failures])
     if holders and len(holding) == len(holders):
         state = State.READY
     elif holding:
@@ -64,6 +64,18 @@ def standing(adapter: Adapter, registry: Registry) -> Standing:
         state = State.PENDING
         reason = reason or ("" if holders else "no replica that could hold it is ready")
     return Standing(state, reason, tuple(warnings))
+
+
+def _told_by(reasons: list[tuple[str, str]], most: int = 3) -> str:
+    """Each reason once, with the replicas that gave it; the first few of both."""
+    replicas: dict[str, list[str]] = {}
+    for replica, reason in reasons:
+        replicas.setdefault(reason.rstrip("."), []).append(replica)
+    told = []
+    for reason, who in list(replicas.items())[:most]:
+        more = f" and {len(who) - most} more" if len(who) > most else ""
+        told.append(f"{', '.join(who[:most])}{more}: {reason}")
+    return "; ".join(told)
 
 
 def unconverged(registry: Registry) -> dict[Revision, Adapter]:

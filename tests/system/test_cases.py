@@ -367,6 +367,8 @@ async def test_models_list_is_the_same_each_time_loaded_or_not(tmp_path: Path) -
             ]
             assert rows[1]["owned_by"] == "lora-gateway"
             assert len(rows[1]["revision"]) == 12
+        async with running(tmp_path, *fleet.all) as another:
+            assert (await another.client.get("/v1/models")).content == lists[0], "whichever gateway answers"
 
 
 @pytest.mark.parametrize("name", ["../secrets", "/etc", "alpha/../../x", "..\\x", "%2e%2e/x", "alpha\0", "W" * 1_000_000])
