@@ -69,6 +69,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.sims: list[Sim] = []
         self.texts: dict[str, dict[str, str]] = {}  # digest -> prompt -> text
         self.serial = 0
+        self.kills = 0  # two, in the middle of loads, may look like an adapter that kills
         self.disturbed = False  # loads fail, or a replica was away while clients asked
         self.clients: list[asyncio.Task[None]] = []
         self.gateway: Running
@@ -228,6 +229,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     async def _restart(self, sim: Sim) -> None:
         self.disturbed = True
+        self.kills += 1
         sim.kill()
         await sim.start()
 
@@ -280,6 +282,8 @@ class Lifecycle(RuleBasedStateMachine):
             assert answer.status_code == 404, answer.text
         else:
             allowed = {folder.broken} if folder.answering is None else set()
+            if self.kills >= 2 and "adapter_quarantined" in answer.text:
+                return
             assert answer.status_code in allowed or (self.disturbed and answer.status_code in (502, 503)), answer.text
 
     @rule(name=sampled_from(NAMES), which=integers(0, 3))
@@ -293,7 +297,7 @@ class Lifecycle(RuleBasedStateMachine):
         if answer.status_code == 200:
             assert answer.headers["x-lora-gateway-revision"] == digest
             self._check_answer(name, answer, LONG)
-        else:
+        elif self.kills < 2 or "adapter_quarantined" not in answer.text:
             assert self.disturbed and answer.status_code in (502, 503), answer.text
 
     @precondition(lambda self: len(self.clients) < 3)
@@ -368,6 +372,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.clients = []
         for sim in self.sims:
             sim.heal()
+        await self._end_quarantines()
         wanted = {f"{name}@{f.answering}" for name, f in self.folders.items() if f.answering is not None}
         wanted.add(f"{STAYS}@{self._digest(STAYS)}")
         await until(lambda: all(_held(sim) == wanted for sim in self.sims), PATIENCE, f"{wanted} everywhere")
@@ -377,7 +382,13 @@ class Lifecycle(RuleBasedStateMachine):
                 await self._rests(name, folder, prompt)
         for sim in self.sims:
             self._check_loads(sim)
-        assert await self.gateway.metric("lora_gateway_quarantines_total") == 0
+
+    async def _end_quarantines(self) -> None:
+        """An operator's word, where replicas that were killed put an adapter under suspicion."""
+        quarantined = [row["name"] for row in (await self.gateway.status())["adapters"] if row["state"] == "quarantined"]
+        assert not quarantined or self.kills >= 2
+        for name in quarantined:
+            assert (await self.gateway.client.post(f"/admin/adapters/{name}/retry")).status_code == 200
 
     async def _rests(self, name: str, folder: Folder, prompt: str) -> None:
         for _ in self.sims:
