@@ -52,6 +52,7 @@ class Engine:
         self.frozen = False
         self.running: set[Sequence] = set()
         self.waiting: list[Lora | None] = []
+        self.first_token: Callable[[float], None] = lambda seconds: None  # told the time to each request's first token
         self._memory: OrderedDict[int, Weights] = OrderedDict()
         self._prefixes: dict[tuple[str, str, bytes], Weights] = {}
         self._loading = False

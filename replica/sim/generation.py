@@ -4,6 +4,7 @@ import itertools
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from time import monotonic
 
 from replica.sim.engine import Engine, Lora
 from replica.sim.errors import error
@@ -67,13 +68,15 @@ async def tokens(engine: Engine, options: Options, faults: Faults, task: Task) -
     last = min(limit, options.reply_tokens if task.max_tokens is None else task.max_tokens)
     pause = options.token_seconds if faults.token_seconds is None else faults.token_seconds
     first = options.first_byte_seconds if faults.first_byte_seconds is None else faults.first_byte_seconds
-    said = ""
+    said, begun = "", monotonic()
     async with engine.sequence(task.lora, task.prompt) as sequence:
         source: Iterator[str] = itertools.cycle(BASE_TEXT)
         if sequence.weights is not None:
             source = _from(sequence.weights.text, task.prompt if sequence.weights.chained else b"")
         for count in range(1, last + 1):
             await engine.step(pause + (first if count == 1 else 0))
+            if count == 1:
+                engine.first_token(monotonic() - begun)
             character = next(source)
             said += character
             stop = next((mark for mark in task.stops if said.endswith(mark)), None)

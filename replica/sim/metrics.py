@@ -1,14 +1,39 @@
-"""`/metrics` of one simulated replica: the gauges that a router of vLLM replicas reads."""
+"""`/metrics` of one simulated replica: what a router of vLLM replicas and its dashboards read."""
 
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from replica.sim.engine import Engine
 from replica.sim.options import Options
+
+_FIRST_TOKEN = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
 
 
 class ReplicaMetrics(Collector):
@@ -21,6 +46,9 @@ class ReplicaMetrics(Collector):
         self._seen: dict[tuple[str, str], float] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
+        name, labels = "vllm:time_to_first_token_seconds", ["engine", "model_name"]
+        times = Histogram(name, "Time to first token.", labels, buckets=_FIRST_TOKEN, registry=self._registry)
+        engine.first_token = times.labels("0", options.model_names[0]).observe
 
     def text(self) -> bytes:
         return generate_latest(self._registry)

@@ -273,4 +273,5 @@ async def test_metrics_that_a_router_reads_are_there_from_the_start(client: Clie
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="capacity"}}',
         f'vllm:num_requests_waiting_by_reason{{{labels},reason="deferred"}}',
         f"vllm:kv_cache_usage_perc{{{labels}}}",
+        f"vllm:time_to_first_token_seconds_count{{{labels}}}",
     } <= series
