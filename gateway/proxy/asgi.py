@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.core.errors import GatewayError, NotFound
+from gateway.core.errors import GatewayError, InvalidRequest, NotFound
 from gateway.proxy.cors import EXPOSED, MAX_AGE
 from gateway.proxy.datapath import DataPath
 from gateway.proxy.exchange import Exchange, error_headers
@@ -96,6 +96,8 @@ class InferenceEndpoint:
         headers: Headers = list(scope["headers"])
         if len(headers) > MAX_HEADERS:
             raise HeadersTooLarge(f"The request has more than {MAX_HEADERS} header fields.")
+        if scope["http_version"] in ("0.9", "2.0"):  # on a text connection: of HTTP/2 proper, ASGI says "2"
+            raise InvalidRequest("The only versions of HTTP understood are 1.1 and 1.0.")
         head = RequestHead(headers, self._path.withheld)
         limit = self._path.limits.max_body_bytes
         if (error := head.check(needs_host=scope["http_version"] == "1.1", max_body_bytes=limit)) is not None:

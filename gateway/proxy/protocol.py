@@ -206,6 +206,8 @@ class InferenceProtocol(HttpToolsProtocol):
             return _head_too_large()
         if not self.url.startswith(b"/"):
             return InvalidRequest("The request target must be a path.")
+        if version not in ("1.1", "1.0"):
+            return InvalidRequest("The only versions of HTTP understood are 1.1 and 1.0.")
         if self._endpoint is None:
             hosts = sum(name == b"host" for name, _ in self.headers)
             if hosts > 1 or (version == "1.1" and not hosts):

@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
 
     def at_chunk_boundary(self) -> bool:
         """Whether the bytes so far end between two chunks. Feeds the parser a last chunk: the connection is over."""
-        if self.done:
+        if self.done or not self.last.endswith(b"\r\n"):  # the end of a line: else it may lie in a size, or in a trailer
             return False
         try:
             self._feed(b"0\r\n\r\n")

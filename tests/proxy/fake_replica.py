@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -87,7 +89,12 @@ class Call:
         self.line.transport.close()
 
     def reset(self) -> None:
-        self.line.transport.abort()
+        """Close with an RST."""
+        transport = self.line.transport
+        if not transport.is_closing():
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            transport.abort()
 
     def chunk(self, data: bytes) -> None:
         self.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -291,8 +291,8 @@ class Client:
         line = await asyncio.wait_for(self.reader.readuntil(b"\r\n"), 10)
         size = int(line.partition(b";")[0], 16)
         if size == 0:
-            while await asyncio.wait_for(self.reader.readuntil(b"\r\n"), 10) != b"\r\n":
-                pass  # trailers
+            while (line := await asyncio.wait_for(self.reader.readuntil(b"\r\n"), 10)) != b"\r\n":
+                assert not line.startswith((b"event", b"data")), "what is behind the last chunk are trailers"
             return b""
         data = await asyncio.wait_for(self.reader.readexactly(size + 2), 10)
         assert data.endswith(b"\r\n")

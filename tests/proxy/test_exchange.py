@@ -413,6 +413,22 @@ async def test_midstream_death_in_the_middle_of_a_chunk_is_a_cut(setup: Setup) -
         await rig.quiet()
 
 
+@pytest.mark.parametrize("last", [b"0", b"0;x", b"0\r", b"0\r\n", b"0\r\nt: 1", b"0\r\nt: 1\r\n", b"9;x"])
+async def test_midstream_death_within_the_framing_is_a_cut(setup: Setup, last: bytes) -> None:
+    async def die(call: Call) -> None:
+        call.open_stream()
+        call.chunk(EVENT % 1)
+        call.write(last)
+        await asyncio.sleep(0.02)
+        call.close()
+
+    async with replica(die) as fake, gateway(setup, table(fake)) as rig:
+        answer = await rig.ask()
+        assert (answer.status, answer.complete) == (200, False)
+        assert answer.body.startswith(EVENT % 1)
+        await rig.quiet()
+
+
 async def test_midstream_death_of_what_is_no_event_stream_is_a_cut(setup: Setup) -> None:
     async def die(call: Call) -> None:
         call.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{")

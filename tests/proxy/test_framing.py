@@ -128,6 +128,8 @@ async def test_auth_leak_whose_key_reaches_the_replica(setup: Setup, limits: Lim
         pytest.param("POST {p} HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked", 400, id="gzip-chunked"),
         pytest.param("POST {p} HTTP/1.1\r\nx: \0\r\nhost: a\r\ncontent-length: 2", 400, id="nul"),
         pytest.param("POST {p} HTTP/1.1\r\nhost: a\r\ncontent-encoding: gzip\r\ncontent-length: 2", 415, id="compressed"),
+        pytest.param("POST {p} HTTP/2.0\r\nhost: a\r\ncontent-length: 2", 400, id="http-2.0"),
+        pytest.param("POST {p}\r\nhost: a\r\ncontent-length: 2", 400, id="http-0.9"),
         pytest.param("GARBAGE", 400, id="garbage"),
     ],
 )
