@@ -17,7 +17,7 @@ from gateway.core.leases import Route as Route
 from gateway.core.picker import Seat, Station
 from gateway.core.placement import placed
 from gateway.core.replica import Replica, is_refused
-from gateway.core.strikes import Strikes
+from gateway.core.strikes import Strikes, Testimony
 from gateway.core.wakeup import Wakeup, call_next
 
 
@@ -112,8 +112,10 @@ class Registry:
         answered = station.answered.copy() if station is not None else {}
         if station is not None:
             station.answered.clear()
-        elsewhere = [other.answered for other in self.stations.values()]
-        convicted = self.strikes.died(replica.id, at, replica.loading, answered, elsewhere)
+        others = [other for other in self.stations.values() if other is not station]
+        held = {revision for other in others for revision in other.replica.held}
+        known = Testimony(answered, tuple(other.answered for other in others), held)
+        convicted = self.strikes.died(replica.id, at, replica.loading, known)
         if convicted:
             self._changed()
         return convicted

@@ -3,14 +3,16 @@
 Suspects of a death are the revisions that had a request without a first byte, or were being loaded there, in its last ten
 seconds; the latter count only for deaths that have none of the former. A replica that is killed from outside
 has such requests too, so these clear: an answer with the revision on the dying replica after the first of the failed
-requests was sent, an answer (or a load, for who was being loaded) anywhere since an earlier death, requests sent before
-that death, and many suspects in common, which point to the host. A quarantine ends with other bytes, an operator's
-word, or a trial request that goes well: one at a time, the first after a quarter of an hour.
+requests was sent, an answer (or a load, for who was being loaded) anywhere since an earlier death, being held by another
+replica (for who was being loaded), requests sent before that death, and many suspects in common, which point to the
+host. A quarantine ends with other bytes, an operator's word, or a trial request that goes well: one at a time, the first
+after a quarter of an hour.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from gateway.core.adapters import Revision
@@ -38,6 +40,14 @@ class Failure(NamedTuple):
     sent_at: float
     at: float
     loading: bool = False
+
+
+class Testimony(NamedTuple):
+    """What speaks for a revision: answers of the replica that died, of the others, and what the others hold."""
+
+    there: Answers = MappingProxyType({})
+    elsewhere: tuple[Answers, ...] = ()
+    held: Set[Revision] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,41 +91,37 @@ class Strikes:
     def failed(self, replica: str, failure: Failure) -> None:
         self._failures.setdefault(replica, deque(maxlen=KEPT)).append(failure)
 
-    def died(
-        self, replica: str, at: float, loading: Collection[Revision], answered: Answers, elsewhere: Iterable[Answers]
-    ) -> list[Revision]:
-        """A replica died unexpectedly; returns what is quarantined. `answered` there, and `elsewhere` in the fleet."""
+    def died(self, replica: str, at: float, loading: Collection[Revision], known: Testimony) -> list[Revision]:
+        """A replica died unexpectedly; returns what is quarantined."""
         earlier = [death for death in self._deaths if at - death.at <= WITHIN]
-        for answers in (answered, *elsewhere):
+        for answers in (known.there, *known.elsewhere):
             for death in earlier:
                 for revision in [r for r in death.suspects if answers.get(r, 0.0) > death.at]:
                     death.clear(revision)
-        death = self._death(replica, at, loading, answered)
+        death = self._death(replica, at, loading, known)
         self._deaths = deque([*earlier, death], maxlen=KEPT)
         convicted = set()
         for before in earlier:
             common = death.common(before)
             if len(common) > MANY:
                 continue
-            where = f"{before.replica} and {replica}" if before.replica != replica else f"{replica} twice"
+            deaths = f"{before.replica} and {replica} died" if before.replica != replica else f"{replica} died twice"
             for revision in common:
                 convicted.add(revision)
-                self.quarantined[revision] = Quarantine(
-                    f"it was running or being loaded when {where} died", at + self.trial_after
-                )
+                self.quarantined[revision] = Quarantine(f"it was running or being loaded when {deaths}", at + self.trial_after)
         for revision in death.suspects & self.quarantined.keys():  # a trial that went wrong
             self.quarantined[revision] = replace(self.quarantined[revision], trial_at=at + self.trial_after, running=False)
         return sorted(convicted)
 
-    def _death(self, replica: str, at: float, loading: Collection[Revision], answered: Answers) -> Death:
+    def _death(self, replica: str, at: float, loading: Collection[Revision], known: Testimony) -> Death:
         noted = [failure for failure in self._failures.pop(replica, ()) if failure.at >= at - LAST_SECONDS]
         loads = {failure.revision for failure in noted if failure.loading}
         sent: dict[Revision, list[float]] = {}
         for failure in noted:
             if not failure.loading:
                 sent.setdefault(failure.revision, []).append(failure.sent_at)
-        running = {revision: max(times) for revision, times in sent.items() if answered.get(revision, 0.0) <= min(times)}
-        return Death(at, replica, running, loads | set(loading), bool(running))
+        running = {revision: max(times) for revision, times in sent.items() if known.there.get(revision, 0.0) <= min(times)}
+        return Death(at, replica, running, (loads | set(loading)) - known.held, bool(running))
 
     def forget_replica(self, replica: str) -> None:
         self._failures.pop(replica, None)

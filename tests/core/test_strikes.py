@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from gateway.core.adapters import Revision
-from gateway.core.strikes import LAST_SECONDS, MANY, TRIAL_AFTER, WITHIN, Answers, Failure, Strikes
+from gateway.core.strikes import LAST_SECONDS, MANY, TRIAL_AFTER, WITHIN, Answers, Failure, Strikes, Testimony
 
 BAD, GOOD = Revision("bad", "0" * 12), Revision("good", "1" * 12)
 
@@ -17,7 +17,7 @@ def fail(strikes: Strikes, replica: str, revision: Revision, at: float, sent_at:
 def die(
     strikes: Strikes, replica: str, at: float, loading: Collection[Revision], there: Answers | None = None, *elsewhere: Answers
 ) -> list[Revision]:
-    return strikes.died(replica, at, loading, there or {}, elsewhere)
+    return strikes.died(replica, at, loading, Testimony(there or {}, elsewhere))
 
 
 def twice(strikes: Strikes, *, between: float = 5.0, replicas: tuple[str, str] = ("r1", "r2")) -> list[Revision]:
@@ -158,3 +158,9 @@ def test_two_replicas_that_die_at_once_prove_nothing() -> None:
     fail(strikes, "r2", BAD, 99.9, sent_at=99.0)
     die(strikes, "r1", 100.0, ())
     assert die(strikes, "r2", 100.1, ()) == []
+
+
+def test_who_is_held_by_another_replica_does_not_kill_by_being_loaded() -> None:
+    strikes = Strikes()
+    die(strikes, "r1", 100.0, [BAD, GOOD])
+    assert strikes.died("r2", 200.0, [BAD, GOOD], Testimony(held={GOOD})) == [BAD]

@@ -26,7 +26,7 @@ from gateway.control.validation import Rules, inspect
 from replica.sim import Options, Sim
 from tests.adapters import config, lora_tensors, safetensors_bytes, write_adapter, write_file
 from tests.system.fleet import Running, running
-from tests.waiting import until
+from tests.waiting import until, until_true
 
 SEQUENCES = int(os.environ.get("LIFECYCLE_SEQUENCES", "12"))
 NAMES, SEEDS = ("alpha", "beta", "team/gamma"), range(4)
@@ -372,10 +372,14 @@ class Lifecycle(RuleBasedStateMachine):
         self.clients = []
         for sim in self.sims:
             sim.heal()
-        await self._end_quarantines()
         wanted = {f"{name}@{f.answering}" for name, f in self.folders.items() if f.answering is not None}
         wanted.add(f"{STAYS}@{self._digest(STAYS)}")
-        await until(lambda: all(_held(sim) == wanted for sim in self.sims), PATIENCE, f"{wanted} everywhere")
+
+        async def rests() -> bool:
+            await self._end_quarantines()
+            return all(_held(sim) == wanted for sim in self.sims)
+
+        await until_true(rests, PATIENCE, f"{wanted} everywhere")
         self.disturbed = False
         for name, folder in self.folders.items():
             for prompt in ("hi", LONG):
