@@ -52,6 +52,7 @@ class Metrics:
         last = PREFIX + "replica_last_load_timestamp_seconds"
         self._last_load = Gauge(last, "When a load last went well.", ["replica"], registry=self.registry)
         self._by_replica = (self._loads, self._unloads, self._drift, self._upstream_errors, self._last_load)
+        self._adapter_wait.labels("ok")
         for reason in _REASONS:
             self._retries.labels(reason)
         for phase in _PHASES:
