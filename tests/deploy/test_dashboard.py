@@ -160,6 +160,7 @@ async def gather(
 
 
 @needs_prometheus
+@pytest.mark.timeout(120)
 async def test_every_query_of_every_panel_shows_something_and_faults_fill_what_only_they_do(tmp_path: Path) -> None:
     seen = await observe(tmp_path)  # once for all panels: it takes a while
     silent = {(panel["title"], query) for panel in PANELS for query in queries(panel) if not seen.gave(panel["title"], query)}

@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))
 TESTS = sorted((ROOT / "deploy/prometheus/tests").glob("*.yml"))
 RUNBOOK = ROOT / "docs/runbook.md"
+OPERATIONS = ROOT / "docs/operations.md"
+DASHBOARD = ROOT / "deploy/grafana/dashboard.json"
 PARTS = ("**Meaning.**", "**Impact.**", "**Look here.**", "**Fix.**")
 OBJECTS = {"instance", "replica", "adapter", "model"}
 needs_promtool = pytest.mark.skipif(
@@ -83,12 +85,12 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     assert sections().keys() == {alert["alert"].lower() for alert in ALERTS}
 
 
-def test_rules_and_runbook_ask_for_metrics_that_exist() -> None:
+def test_rules_docs_and_dashboard_ask_for_metrics_that_exist() -> None:
     metrics = Metrics("0")
     metrics.watch(Registry(), lambda: "events", lambda: 0.0)
     exposed = {line.split()[2] for line in metrics.exposition().decode().splitlines() if line.startswith("# TYPE")}
     asked = set()
-    for text in (*(path.read_text() for path in RULES), RUNBOOK.read_text()):
+    for text in (path.read_text() for path in (*RULES, RUNBOOK, OPERATIONS, DASHBOARD)):
         asked |= set(re.findall(r"(?<![:\w])lora_gateway_\w+", text))
     assert asked
     assert {name for name in asked if name not in exposed and re.sub(r"_(bucket|sum|count)$", "", name) not in exposed} == set()

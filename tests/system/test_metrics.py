@@ -3,11 +3,14 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from replica.sim import Sim
 from tests.adapters import write_adapter
 from tests.system.fleet import Running, replicas, running
 from tests.waiting import until_true
@@ -15,6 +18,45 @@ from tests.waiting import until_true
 QUIET = 3.0  # seconds: files older than two are taken at the first look
 JUNK = 10_000
 CLIENTS = 50
+
+NAMES = {  # what dashboards rely on -> its labels
+    "requests_total": {"model", "endpoint", "code"},
+    "request_duration_seconds_count": {"endpoint"},
+    "time_to_first_byte_seconds_count": {"endpoint"},
+    "model_time_to_first_byte_seconds_count": {"model"},
+    "inflight_requests": {"replica"},
+    "waiting_requests": set[str](),
+    "adapter_wait_seconds_count": {"outcome"},
+    "adapters": {"state"},
+    "adapter_state": {"adapter", "state"},
+    "adapter_info": {"adapter", "revision"},
+    "adapter_loaded": {"adapter", "replica"},
+    "adapter_load_failing": {"adapter", "replica", "kind"},
+    "adapter_loads_total": {"replica", "outcome"},
+    "adapter_load_duration_seconds_count": set[str](),
+    "adapter_unloads_total": {"replica", "outcome"},
+    "adapter_convergence_seconds_count": set[str](),
+    "adapter_unconverged_seconds": {"adapter"},
+    "adapters_unconverged": set[str](),
+    "oldest_unconverged_seconds": set[str](),
+    "drift_repairs_total": {"replica"},
+    "quarantines_total": set[str](),
+    "validation_failures_total": {"reason"},
+    "replica_up": {"replica"},
+    "replica_phase": {"replica", "phase"},
+    "replica_held_adapters": {"replica"},
+    "replica_requests_total": {"replica"},
+    "replica_last_load_timestamp_seconds": {"replica"},
+    "upstream_errors_total": {"replica", "kind"},
+    "retries_total": {"reason"},
+    "client_disconnects_total": {"phase"},
+    "scan_duration_seconds_count": set[str](),
+    "watch_events": {"mode"},
+    "event_loop_lag_seconds": set[str](),
+    "build_info": {"version"},
+    "ready": set[str](),
+    "directory_readable": set[str](),
+}
 
 
 async def scrape(gateway: Running) -> dict[str, Metric]:
@@ -35,6 +77,59 @@ async def shown(gateway: Running) -> set[str]:
 async def values(gateway: Running, family: str, label: str) -> dict[str, float]:
     known = (await scrape(gateway)).get(f"lora_gateway_{family}")
     return {sample.labels[label]: sample.value for sample in known.samples if label in sample.labels} if known else {}
+
+
+async def test_every_metric_is_there_with_its_labels_and_fed(tmp_path: Path) -> None:
+    for name in ("alpha", "leaving"):
+        write_adapter(tmp_path / name, seed=len(name), age=QUIET)
+    write_adapter(tmp_path / "broken", age=QUIET, peft_type="PROMPT_TUNING")
+    async with replicas(2) as fleet, running(tmp_path, *fleet.all) as gateway:
+        await gateway.becomes("alpha", "ready")
+        await gateway.becomes("leaving", "ready")
+        await gateway.chat("alpha")
+        shutil.rmtree(tmp_path / "leaving")
+        await gateway.becomes("leaving", None)
+        await spoil(fleet.all[0], load_status=500)
+        write_adapter(tmp_path / "late", seed=9, age=QUIET)
+
+        async def all_there() -> bool:
+            labels = {name: set(labels) for name, labels in ((n, dict(pairs)) for n, pairs in await series(gateway))}
+            return {name: labels.get(f"lora_gateway_{name}") for name in NAMES} == NAMES
+
+        await until_true(all_there, 8.0)
+
+
+async def test_what_goes_wrong_on_the_way_to_a_replica_is_counted(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "alpha", age=QUIET)
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all, drift_interval=600) as gateway:
+        await gateway.becomes("alpha", "ready")
+        sim, replica = fleet.all[0], httpx.URL(fleet.all[0].url).netloc.decode()
+        await gateway.client.post(f"{sim.url}/v1/unload_lora_adapter", json={"lora_name": "alpha"})
+        assert (await gateway.chat("alpha")).status_code == 200  # forgotten: loaded and sent again
+        assert await gateway.metric('lora_gateway_retries_total{reason="forgotten"}') == 1
+        await until_true(lambda: repaired(gateway, replica), 8.0)
+        await spoil(sim, close_before_answer="rst", times=2)  # on the reused connection, and on the new one
+        assert (await gateway.chat("base-a")).status_code == 502
+        errors = f'lora_gateway_upstream_errors_total{{kind="closed",replica="{replica}"}}'
+        assert await gateway.metric(errors) == 1
+        assert await gateway.metric('lora_gateway_retries_total{reason="reused"}') == 1
+        await spoil(sim, hang=True)
+        with pytest.raises(httpx.ReadTimeout):
+            await gateway.client.post("/v1/completions", json={"model": "alpha", "prompt": "hi"}, timeout=0.2)
+
+        async def left() -> bool:
+            return await gateway.metric('lora_gateway_client_disconnects_total{phase="headers"}') == 1
+
+        await until_true(left, 8.0)
+
+
+async def repaired(gateway: Running, replica: str) -> bool:
+    return await gateway.metric(f'lora_gateway_drift_repairs_total{{replica="{replica}"}}') >= 1
+
+
+async def spoil(sim: Sim, **faults: Any) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        (await client.post(f"{sim.url}/sim/faults", json=faults)).raise_for_status()
 
 
 async def flood(url: str, numbers: range) -> set[bytes]:
