@@ -148,8 +148,6 @@ class InferenceProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._stage is not IDLE:
             self._surplus, self._keep = True, False
-            if self.cycle is not None:
-                self.cycle.keep_alive = False
             return
         self._stage = HEAD
         self.url = b""
@@ -267,7 +265,10 @@ class InferenceProtocol(HttpToolsProtocol):
         """The framework has answered."""
         super().on_response_complete()
         if self._stage is WHOLE and not self.transport.is_closing():
-            self._next()
+            if self._surplus:
+                self._linger()
+            else:
+                self._next()
 
     def _next(self) -> None:
         """The answer is over: on to what the client has sent meanwhile."""
@@ -294,12 +295,16 @@ class InferenceProtocol(HttpToolsProtocol):
             self._surplus, self._keep = True, False
             if self._endpoint is not None:
                 self._begin()
-            elif self.cycle is not None:
-                self.cycle.keep_alive = False
         elif self._stage is BODY and self._endpoint is None:
             self.transport.close()  # the framework may have begun to answer
         else:
             self._tell_refusal(InvalidRequest("The request is not valid HTTP/1.1."))
+
+    def _linger(self) -> None:
+        """The answer is given, and the connection ends: drop what the client sent, or still sends, behind its request."""
+        self._lingering, self._stage, self._endpoint, self._ahead = True, IDLE, None, b""
+        self.flow.resume_reading()
+        self._end_sending()
 
     def _tell_refusal(self, error: GatewayError) -> None:
         """Answer before the request is whole, then close in a way that lets the client read it."""
@@ -313,6 +318,10 @@ class InferenceProtocol(HttpToolsProtocol):
         cors = self.datapath.cors
         headers = error_headers(error) + (cors.for_fields(self.headers) if cors is not None else [])
         self.start(error.status, headers, len(body), body, True)
+        self._end_sending()
+
+    def _end_sending(self) -> None:
+        """Closing with bytes of the client unread would reset the connection, and the client could not read its answer."""
         if self.transport.can_write_eof():
             self.transport.write_eof()
         else:
@@ -362,8 +371,8 @@ class InferenceProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self._keep:
             self._next()
-        else:
-            self._close()
+        elif not self.transport.is_closing():
+            self._linger()
 
     def _close(self, abort: bool = False) -> None:
         self.exchange = None

@@ -279,6 +279,21 @@ async def test_an_upgrade_is_refused_where_it_would_hide_the_body() -> None:
         assert fake.calls == []
 
 
+@pytest.mark.parametrize(("first", "status"), [(b"POST /v1/completions", 200), (b"POST /nothing", 404)], ids=["ours", "other"])
+async def test_an_answer_is_not_lost_to_what_was_sent_behind_its_request(first: bytes, status: int) -> None:
+    """Closing while bytes are unread sends a reset, which takes the answer from the client's buffer."""
+    request = b' HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n{"model":"alpha"%b}'
+    async with replica() as fake, gateway(Setup("protocol"), table(fake)) as rig:
+        for _ in range(5):
+            client = await rig.client()
+            client.write(first + request % (17, b"") + first + request % (1_000_017, b" " * 1_000_000))
+            answer = await client.answer()
+            assert answer.status == status
+            assert await client.ended() == b""
+            client.close()
+        assert {len(call.body) for call in fake.calls} == ({17} if status == 200 else set())
+
+
 async def test_framework_routes_and_inference_routes_share_a_connection(setup: Setup) -> None:
     async with replica() as fake, gateway(setup, table(fake)) as rig:
         client = await rig.client()
@@ -289,6 +304,20 @@ async def test_framework_routes_and_inference_routes_share_a_connection(setup: S
             assert (await client.answer()).status == 404
         client.close()
         assert len(fake.calls) == 3
+
+
+async def test_an_answer_is_not_lost_to_what_is_sent_later_behind_the_last_request() -> None:
+    async with replica() as fake, gateway(Setup("protocol"), table(fake)) as rig:
+        client = await rig.client()
+        client.post({"model": "alpha"}, connection="close")
+        await until(lambda: rig.tally.codes != [])
+        client.writer.transport.set_write_buffer_limits(0)
+        for _ in range(20):
+            client.write(b"x" * 10_000)
+            await client.writer.drain()
+        assert (await client.answer()).status == 200
+        assert await client.ended() == b""
+        client.close()
 
 
 @pytest.mark.parametrize("streamed", [False, True])
