@@ -131,7 +131,8 @@ class Loader:
         """Start the loads and do the unloads that are due; returns after how many seconds to look again."""
         registry = self._around.registry
         now = _Rest(registry.catalog, self._replica, registry.bases, registry.asked)
-        quiet = not (registry.demand or registry.unwanted or registry.lost or self._is_early())
+        restless = registry.demand or registry.unwanted or registry.lost or registry.strikes.quarantined
+        quiet = not (restless or self._is_early())
         if quiet and self._rest is not None and self._rest.is_still(now):
             return FOREVER
         planned, urgent = self._plan(idle=False)

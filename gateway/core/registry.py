@@ -17,7 +17,7 @@ from gateway.core.leases import Route as Route
 from gateway.core.picker import Seat, Station
 from gateway.core.placement import placed
 from gateway.core.replica import Replica, is_refused
-from gateway.core.strikes import Strikes, Testimony
+from gateway.core.strikes import Evidence, Strikes
 from gateway.core.wakeup import Wakeup, call_next
 
 
@@ -114,7 +114,7 @@ class Registry:
             station.answered.clear()
         others = [other for other in self.stations.values() if other is not station]
         held = {revision for other in others for revision in other.replica.held}
-        known = Testimony(answered, tuple(other.answered for other in others), held)
+        known = Evidence(answered, tuple(other.answered for other in others), held)
         convicted = self.strikes.died(replica.id, at, replica.loading, known)
         if convicted:
             self._changed()

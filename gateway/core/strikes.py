@@ -42,7 +42,7 @@ class Failure(NamedTuple):
     loading: bool = False
 
 
-class Testimony(NamedTuple):
+class Evidence(NamedTuple):
     """What speaks for a revision: answers of the replica that died, of the others, and what the others hold."""
 
     there: Answers = MappingProxyType({})
@@ -91,7 +91,7 @@ class Strikes:
     def failed(self, replica: str, failure: Failure) -> None:
         self._failures.setdefault(replica, deque(maxlen=KEPT)).append(failure)
 
-    def died(self, replica: str, at: float, loading: Collection[Revision], known: Testimony) -> list[Revision]:
+    def died(self, replica: str, at: float, loading: Collection[Revision], known: Evidence) -> list[Revision]:
         """A replica died unexpectedly; returns what is quarantined."""
         earlier = [death for death in self._deaths if at - death.at <= WITHIN]
         for answers in (known.there, *known.elsewhere):
@@ -106,14 +106,14 @@ class Strikes:
             if len(common) > MANY:
                 continue
             deaths = f"{before.replica} and {replica} died" if before.replica != replica else f"{replica} died twice"
-            for revision in common:
+            for revision in common - self.quarantined.keys():
                 convicted.add(revision)
                 self.quarantined[revision] = Quarantine(f"it was running or being loaded when {deaths}", at + self.trial_after)
         for revision in death.suspects & self.quarantined.keys():  # a trial that went wrong
             self.quarantined[revision] = replace(self.quarantined[revision], trial_at=at + self.trial_after, running=False)
         return sorted(convicted)
 
-    def _death(self, replica: str, at: float, loading: Collection[Revision], known: Testimony) -> Death:
+    def _death(self, replica: str, at: float, loading: Collection[Revision], known: Evidence) -> Death:
         noted = [failure for failure in self._failures.pop(replica, ()) if failure.at >= at - LAST_SECONDS]
         loads = {failure.revision for failure in noted if failure.loading}
         sent: dict[Revision, list[float]] = {}

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import pytest
 
 from gateway.core.adapters import Revision
-from gateway.core.strikes import LAST_SECONDS, MANY, TRIAL_AFTER, WITHIN, Answers, Failure, Strikes, Testimony
+from gateway.core.strikes import LAST_SECONDS, MANY, TRIAL_AFTER, WITHIN, Answers, Evidence, Failure, Strikes
 
 BAD, GOOD = Revision("bad", "0" * 12), Revision("good", "1" * 12)
 
@@ -17,7 +17,7 @@ def fail(strikes: Strikes, replica: str, revision: Revision, at: float, sent_at:
 def die(
     strikes: Strikes, replica: str, at: float, loading: Collection[Revision], there: Answers | None = None, *elsewhere: Answers
 ) -> list[Revision]:
-    return strikes.died(replica, at, loading, Testimony(there or {}, elsewhere))
+    return strikes.died(replica, at, loading, Evidence(there or {}, elsewhere))
 
 
 def twice(strikes: Strikes, *, between: float = 5.0, replicas: tuple[str, str] = ("r1", "r2")) -> list[Revision]:
@@ -163,4 +163,4 @@ def test_two_replicas_that_die_at_once_prove_nothing() -> None:
 def test_who_is_held_by_another_replica_does_not_kill_by_being_loaded() -> None:
     strikes = Strikes()
     die(strikes, "r1", 100.0, [BAD, GOOD])
-    assert strikes.died("r2", 200.0, [BAD, GOOD], Testimony(held={GOOD})) == [BAD]
+    assert strikes.died("r2", 200.0, [BAD, GOOD], Evidence(held={GOOD})) == [BAD]

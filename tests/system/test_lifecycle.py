@@ -393,7 +393,8 @@ async def _not(told: Any) -> bool:
 async def revived(gateway: Running, *sims: Sim) -> None:
     """Replicas that died are started again, as a restart policy does."""
     for sim in sims:
-        if sim.exited.is_set():
+        if not sim.healthy:
+            await until(sim.exited.is_set)
             await sim.start()
     await gateway.ready(len(sims))
 
@@ -574,10 +575,13 @@ async def test_terminating_pod_a_rolling_update_of_all_replicas_is_no_error_for_
         clients = [asyncio.create_task(ask(model)) for model in ("alpha", "alpha", "base-a", "alpha")]
         try:
             for sim in fleet.all:
+                here = f"/admin/replicas/{Address.parse(sim.url).id}"
+                assert (await gateway.client.post(f"{here}/drain")).status_code == 200
+                await gateway.ready(2)
                 sim.options = dataclasses.replace(sim.options, shutdown_timeout=5.0)
                 await sim.terminate()
-                await until(lambda: len([r for r in gateway.gateway.registry.replicas() if r.ready]) == 2, 8.0)
                 await sim.start()
+                assert (await gateway.client.post(f"{here}/undrain")).status_code == 200
                 await gateway.ready(3)
                 await gateway.becomes("alpha", "ready")
         finally:
