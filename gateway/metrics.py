@@ -1,4 +1,4 @@
-"""Counters and histograms that others tell; gauges are read from the registry at scrape time (`metrics_fleet`).
+"""Counters and histograms that others tell; gauges are read from the registry at scrape time.
 
 Label values come from known names only: what a client made up is `other`. Before each scrape, the series of adapters and
 replicas that are gone are dropped, also those that a last request made after its replica or adapter had left. One
@@ -12,6 +12,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from gateway.core.registry import Registry
+from gateway.metrics_adapters import AdapterLines
 from gateway.metrics_fleet import FleetCollector
 from gateway.metrics_traffic import BOUNDS, OTHER, Traffic
 
@@ -31,6 +32,7 @@ class Metrics:
     def __init__(self, version: str) -> None:
         self.registry = CollectorRegistry()
         self._fleet: Registry | None = None
+        self._adapters: AdapterLines | None = None
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         self._traffic = Traffic(PREFIX)
@@ -71,12 +73,14 @@ class Metrics:
     def watch(self, registry: Registry, watch_mode: Callable[[], str], wall: Callable[[], float]) -> None:
         """Read the gauges from here at each scrape."""
         self._fleet = registry
-        self.registry.register(FleetCollector(PREFIX, registry, watch_mode, wall))
+        self.registry.register(FleetCollector(PREFIX, registry, watch_mode))
+        self._adapters = AdapterLines(PREFIX, registry, wall)
 
-    def exposition(self) -> bytes:
-        """In the Prometheus text format."""
+    async def exposition(self) -> bytes:
+        """In the Prometheus text format; the event loop runs in between where there is much to tell."""
         self._sweep()
-        return generate_latest(self.registry)
+        text = generate_latest(self.registry)
+        return text if self._adapters is None else text + await self._adapters.exposition()
 
     def _sweep(self) -> None:
         fleet = self._fleet

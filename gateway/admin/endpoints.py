@@ -116,7 +116,7 @@ class Endpoints:
         return _json({"version": self.version})
 
     async def get_metrics(self, request: Request) -> Response:
-        return Response(self.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(await self.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def models(self, request: Request) -> Response:
         _refuse_options(request)

@@ -80,14 +80,15 @@ def _told_by(reasons: list[tuple[str, str]], most: int = 3) -> str:
 
 def unconverged(registry: Registry) -> dict[Revision, Adapter]:
     """Adapters that some placed, ready replica does not hold yet and may still get."""
-    behind = {}
-    for adapter in registry.catalog.adapters.values():
-        revision = adapter.revision
-        if adapter.name in registry.bases.names or revision in registry.lost or revision in registry.strikes.quarantined:
-            continue
-        if any(_may_come(replica, revision) for replica in placed(adapter, registry.replicas(), registry.bases)):
-            behind[revision] = adapter
-    return behind
+    return {adapter.revision: adapter for adapter in registry.catalog.adapters.values() if is_behind(adapter, registry)}
+
+
+def is_behind(adapter: Adapter, registry: Registry) -> bool:
+    """Whether some placed, ready replica does not hold it yet and may still get it."""
+    revision = adapter.revision
+    if adapter.name in registry.bases.names or revision in registry.lost or revision in registry.strikes.quarantined:
+        return False
+    return any(_may_come(replica, revision) for replica in placed(adapter, registry.replicas(), registry.bases))
 
 
 def _may_come(replica: Replica, revision: Revision) -> bool:

@@ -85,10 +85,10 @@ def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     assert sections().keys() == {alert["alert"].lower() for alert in ALERTS}
 
 
-def test_rules_docs_and_dashboard_ask_for_metrics_that_exist() -> None:
+async def test_rules_docs_and_dashboard_ask_for_metrics_that_exist() -> None:
     metrics = Metrics("0")
     metrics.watch(Registry(), lambda: "events", lambda: 0.0)
-    exposed = {line.split()[2] for line in metrics.exposition().decode().splitlines() if line.startswith("# TYPE")}
+    exposed = {line.split()[2] for line in (await metrics.exposition()).decode().splitlines() if line.startswith("# TYPE")}
     asked = set()
     for text in (path.read_text() for path in (*RULES, RUNBOOK, OPERATIONS, DASHBOARD)):
         asked |= set(re.findall(r"(?<![:\w])lora_gateway_\w+", text))
