@@ -100,7 +100,7 @@ class _Page:
         for family, lines in self._lines.items():
             name = self._prefix + family
             parts += [f"# HELP {name} {_HELP[family]}\n# TYPE {name} gauge\n", *lines]
-        return "".join(parts).encode()
+        return "".join(parts).encode("utf-8", "backslashreplace")
 
 
 def _add_cells(page: _Page, adapter: Adapter, replicas: Sequence[Replica]) -> None:
