@@ -81,6 +81,12 @@ def test_each_alert_has_its_section_in_the_runbook(alert: dict[str, Any]) -> Non
     assert "`" in text[text.index("**Look here.**") :]
 
 
+def test_the_docs_list_each_alert_under_its_severity() -> None:
+    rows = re.findall(r"^\| (critical|warning|info) \| (.+) \|$", OPERATIONS.read_text(), re.MULTILINE)
+    listed = {(severity, name) for severity, names in rows for name in re.findall(r"`(\w+)`", names)}
+    assert listed == {(alert["labels"]["severity"], alert["alert"]) for alert in ALERTS}
+
+
 def test_the_runbook_has_no_section_of_an_alert_that_is_gone() -> None:
     assert sections().keys() == {alert["alert"].lower() for alert in ALERTS}
 
