@@ -6,17 +6,18 @@ Choosing a replica and counting it is one synchronous step.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from gateway.core.adapters import Adapter, Catalog, RejectedState, Revision
-from gateway.core.bases import Bases, Fit
-from gateway.core.errors import AdapterIncomplete, AdapterQuarantined, AdapterRejected, InvalidRequest
+from gateway.core.adapters import Adapter, Catalog, Revision
+from gateway.core.bases import Bases
+from gateway.core.errors import InvalidRequest
 from gateway.core.leases import Lease as Lease
 from gateway.core.leases import Route as Route
 from gateway.core.picker import Seat, Station
 from gateway.core.placement import placed
 from gateway.core.replica import Replica, is_refused
+from gateway.core.resolution import Resolver
 from gateway.core.strikes import Evidence, Strikes
 from gateway.core.wakeup import Wakeup, call_next
 
@@ -49,6 +50,7 @@ class Registry:
         self.unwanted: dict[Revision, Unwanted] = {}
         self._uses: dict[Revision, int] = {}  # of revisions that their names do not mean now: number of the last request
         self._strict = strict_base_model
+        self._resolver = Resolver(self)
         self._routes: dict[str, Route] = {}
         self._turn = 0
         self._absent: str | None = None
@@ -181,7 +183,9 @@ class Registry:
         if not holders or not all(is_refused(replica, adapter.revision) for replica in holders):
             return None
         for former in formers:
-            if former not in self.lost and not all(is_refused(replica, former) for replica in holders):
+            if former in self.lost or former in self.strikes.quarantined:
+                continue
+            if not all(is_refused(replica, former) for replica in holders):
                 return self.catalog.shelf.get(former)
         return None
 
@@ -207,10 +211,10 @@ class Registry:
         `trial`: as if it were not quarantined.
         """
         if trial:
-            return self._find(model, trial=True)
+            return self._resolver.find(model, trial=True)
         route = self._routes.get(model)
         if route is None:
-            route = self._find(model)
+            route = self._resolver.find(model)
             if route is not None:
                 self._routes[model] = route
         return route
@@ -242,89 +246,6 @@ class Registry:
             self.strikes.end_trial(lease.trial)
         if station.line:
             call_next(station.line)
-
-    # how a name is resolved
-
-    def _find(self, model: str, *, trial: bool = False) -> Route | None:
-        if model in self.bases.names:
-            return Route(model, model, tuple(Seat(s, model) for s in self._ready() if model in s.replica.base_models))
-        adapter = self.catalog.adapters.get(model)
-        if adapter is not None:
-            self._refuse_misfit(adapter)
-            self._refuse_quarantined(adapter.revision, trial)
-            return Route(model, model, self._seats(adapter), self.stand_in(adapter) or adapter)
-        revision = Revision.parse(model)
-        if revision is not None and revision.name in self.catalog.adapters:
-            self._refuse_quarantined(revision, trial)
-            route = self._find_revision(model, revision)
-            if route is not None:
-                return route
-        seats = tuple(Seat(s, model) for s in self._ready() if model in s.replica.seen.static)
-        if seats or any(model in replica.seen.static for replica in self.replicas()):
-            return Route(model, model, seats)
-        alias = self.catalog.aliases.get(model)
-        if alias is not None and model not in self.catalog.rejected:
-            return Route(model, model, (), alias=alias)
-        self._refuse_rejected(model)
-        return None
-
-    def _find_revision(self, model: str, revision: Revision) -> Route | None:
-        """A revision that a client names; None when it is neither current, nor held, nor taken from its snapshot."""
-        adapter = self.catalog.get(revision)
-        seats = tuple(self._holders(revision, adapter))
-        if adapter is None and not seats:
-            return None
-        return Route(model, revision.name, seats, adapter, aside=self.catalog.find(revision) is None)
-
-    def _seats(self, adapter: Adapter) -> tuple[Seat, ...]:
-        """Where the current revision is held, and a former one where the current one has not come yet.
-
-        A replica that refuses the current one serves a former one only while no replica serves the current one.
-        """
-        current = list(self._holders(adapter.revision, adapter))
-        formers = self.catalog.formers.get(adapter.name)
-        if not formers:
-            return tuple(current)
-        seats = {seat.station.replica.id: seat for seat in current}
-        for seat in current:
-            seat.station.shown[adapter.name] = adapter.digest
-        for former in formers:
-            shelved = self.catalog.shelf.get(former)
-            for seat in self._holders(former, shelved) if shelved is not None else ():
-                if seat.station.shown.get(adapter.name) == adapter.digest:
-                    continue  # it has answered with the current one: never back
-                if not current or not is_refused(seat.station.replica, adapter.revision):
-                    seats.setdefault(seat.station.replica.id, seat)
-        return tuple(seats.values())
-
-    def _holders(self, revision: Revision, adapter: Adapter | None) -> Iterator[Seat]:
-        """The ready replicas that hold a revision which is not lost; only those of its base model when that is known."""
-        if revision in self.lost:
-            return
-        for station in self._ready():
-            replica = station.replica
-            if revision in replica.held and (adapter is None or self.bases.accepts(adapter, replica.base_models)):
-                yield Seat(station, replica.held[revision], revision)
-
-    def _ready(self) -> Iterable[Station]:
-        return (station for station in self.stations.values() if station.replica.ready)
-
-    def _refuse_misfit(self, adapter: Adapter) -> None:
-        if self.bases.fit(adapter) is Fit.NONE:
-            raise AdapterRejected(adapter.name, self.bases.mismatch(adapter))
-
-    def _refuse_quarantined(self, revision: Revision, trial: bool) -> None:
-        quarantine = self.strikes.quarantined.get(revision)
-        if quarantine is not None and not trial:
-            raise AdapterQuarantined(revision, quarantine)
-
-    def _refuse_rejected(self, model: str) -> None:
-        rejected = self.catalog.rejected.get(model)
-        if rejected is None:
-            return
-        if rejected.state is RejectedState.INCOMPLETE:
-            raise AdapterIncomplete(f"The LoRA adapter '{model}' is still being written: {rejected.reason}", param="model")
-        raise AdapterRejected(model, rejected.reason)
 
 
 def inflight_by_adapter(stations: Mapping[str, Station]) -> Counter[Revision]:
