@@ -17,9 +17,9 @@ from gateway.control.catalogs import CatalogKeeper, PathMap
 from gateway.control.controller import Controller
 from gateway.control.directory import Directory
 from gateway.control.discovery import DnsSource, FileSource, Source, StaticSource
-from gateway.control.loader import Policy, Surroundings
 from gateway.control.replica_client import ReplicaClient
 from gateway.control.snapshots import Snapshots
+from gateway.control.surroundings import Policy, Surroundings
 from gateway.control.validation import Rules
 from gateway.core.addresses import Address
 from gateway.core.events import Event, EventLog

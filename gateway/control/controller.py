@@ -12,9 +12,9 @@ import structlog
 
 from gateway.control.catalogs import CatalogKeeper
 from gateway.control.discovery import Source
-from gateway.control.loader import Surroundings
 from gateway.control.reconciler import Reconciler
 from gateway.control.replica_client import ReplicaClient
+from gateway.control.surroundings import Surroundings
 from gateway.core.adapters import Adapter, Revision
 from gateway.core.addresses import Address
 from gateway.core.placement import first_loaders

@@ -13,10 +13,11 @@ from types import MappingProxyType
 
 import structlog
 
-from gateway.control.loader import FOREVER, Loader, Surroundings
+from gateway.control.loader import FOREVER, Loader
 from gateway.control.pulse import REASON as SILENT
 from gateway.control.pulse import Pulse
 from gateway.control.replica_client import Probe, ReplicaClient, ReplicaError
+from gateway.control.surroundings import Surroundings
 from gateway.core.adapters import Revision
 from gateway.core.picker import Station
 from gateway.core.replica import Health, Observation, Phase, Replica
