@@ -112,19 +112,21 @@ class Lifecycle(RuleBasedStateMachine):
     def _digest(self, name: str) -> str:
         return inspect(self.adapters / name, Rules()).digest
 
-    async def _learn(self, digest: str, folder: Path) -> None:
-        """What this revision answers, from a replica of its own."""
+    async def _learn(self, seed: int) -> str:
+        """What the revision of this seed answers, from a replica of its own, before a client can meet it; its digest."""
+        copy = write_adapter(self.root / f"copy-{seed}", seed=seed)
+        digest = inspect(copy, Rules()).digest
         if digest in self.texts:
-            return
-        copy = self.root / f"copy-{digest}"
-        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".*"))
+            return digest
+        texts = {}
         async with Sim(model_names=("base-a",)) as sim, httpx.AsyncClient(base_url=sim.url, trust_env=False) as client:
             body = {"lora_name": "x", "lora_path": str(copy)}
             assert (await client.post("/v1/load_lora_adapter", json=body)).status_code == 200
-            self.texts[digest] = {}
             for prompt in ("hi", LONG):
                 answer = await client.post("/v1/chat/completions", json=_body("x", prompt))
-                self.texts[digest][prompt] = answer.json()["choices"][0]["message"]["content"]
+                texts[prompt] = answer.json()["choices"][0]["message"]["content"]
+        self.texts[digest] = texts
+        return digest
 
     async def _seen(self, name: str, *, newest: str | None = None, code: str | None = None) -> None:
         """Until the gateway has noticed what was done to a folder; loads may come later."""
@@ -151,9 +153,9 @@ class Lifecycle(RuleBasedStateMachine):
         self.do(self._put(name, seed))
 
     async def _put(self, name: str, seed: int) -> None:
+        digest = await self._learn(seed)
         write_adapter(self.adapters / name, seed=seed, age=OLD)
-        folder, digest = self.folders[name], self._digest(name)
-        await self._learn(digest, self.adapters / name)
+        folder = self.folders[name]
         await self._seen(name, newest=digest)
         folder.there, folder.newest, folder.refused, folder.former = True, digest, False, None
         folder.past = [*(d for d in folder.past if d != digest), digest]
