@@ -7,7 +7,7 @@ end makes the server close the connection.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -22,6 +22,7 @@ from gateway.proxy.cors import EXPOSED, MAX_AGE
 from gateway.proxy.datapath import DataPath
 from gateway.proxy.exchange import Exchange, error_headers
 from gateway.proxy.headers import MAX_HEADERS, Headers, HeadersTooLarge, RequestHead, too_large
+from gateway.proxy.multipart import Form
 from gateway.proxy.request import Request
 from gateway.proxy.routes import ENDPOINTS, Endpoint, find
 from gateway.proxy.upstream import Relay
@@ -102,18 +103,33 @@ class InferenceEndpoint:
         limit = self._path.limits.max_body_bytes
         if (error := head.check(needs_host=scope["http_version"] == "1.1", max_body_bytes=limit)) is not None:
             raise error
-        parts: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGoneError
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if limit and size > limit:
-                raise too_large(limit)
-            more = message.get("more_body", False)
-        return Request(endpoint, target, head, parts[0] if len(parts) == 1 else b"".join(parts))
+        if not endpoint.multipart:
+            parts = [part async for part in _parts(receive, limit)]
+            return Request(endpoint, target, head, parts[0] if len(parts) == 1 else b"".join(parts))
+        form = Form(head.content_type)
+        try:
+            async for part in _parts(receive, limit):
+                form.feed(part)
+        except (ClientGoneError, GatewayError):
+            form.close()
+            raise
+        form.finish()
+        return Request(endpoint, target, head, form)
+
+
+async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
+    """The body as it comes; raises BodyTooLarge above `limit` bytes, ClientGoneError when the client leaves."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        if limit and size > limit:
+            raise too_large(limit)
+        more = message.get("more_body", False)
+        yield part
 
 
 class AsgiSink:

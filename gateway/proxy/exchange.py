@@ -424,6 +424,7 @@ class Exchange:
         if self.phase is Phase.OVER:
             return
         self.phase = Phase.OVER
+        self._request = None
         path, lease = self._path, self._lease
         if self._task is not None:
             self._task.cancel()

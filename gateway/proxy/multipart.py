@@ -1,15 +1,19 @@
-"""The `model` field of a multipart form, wherever it stands, and where its value lies in the body.
+"""A multipart form that is read while it comes: the `model` field, wherever it stands, and where its value lies.
 
 The body goes to the replica byte for byte; only when the replica has the adapter under another name is the value
 replaced in its place. Of several `model` fields the last counts, as for vLLM; a file of that name is no field.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.proxy.spool import IN_MEMORY, Span, Spool
+
+MAX_MODEL = 65536  # bytes of a `model` field
 
 
 @dataclass(slots=True)
@@ -20,42 +24,83 @@ class _Part:
     value: bytearray = field(default_factory=bytearray)
     disposition: bytes = b""
     is_model: bool = False
-    starts_at: int = -1
+    starts_at: int = 0
     content: bytearray = field(default_factory=bytearray)
 
 
 class Form:
-    """A whole form. `model` is None when absent or empty; raises InvalidRequest when it is no form."""
+    """One body: `feed` it, `finish`, then read. What is wrong with it is told by `read_model`, not before."""
 
-    def __init__(self, content_type: bytes, body: bytes) -> None:
+    def __init__(self, content_type: bytes) -> None:
+        self._spool = Spool()
+        self._part = _Part()
+        self._chunk = b""
+        self._ended = False
+        self._spans: list[Span] = []
+        self._model = b""
+        self._error: GatewayError | None = None
+        self._parser: MultipartParser | None = None
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or not boundary:
-            raise InvalidRequest("The body must be a multipart/form-data form with a boundary.")
-        self._body = body
-        self._part = _Part()
-        self._ended = False
-        self._spans: list[tuple[int, int]] = []
+        if kind == b"multipart/form-data" and boundary:
+            try:
+                self._parser = self._parser_for(boundary)
+            except FormParserError as error:
+                self._give_up(InvalidRequest(f"The multipart form is broken: {error}"))
+        else:
+            self._give_up(InvalidRequest("The body must be a multipart/form-data form with a boundary."))
+
+    def feed(self, data: bytes) -> None:
+        if self._parser is None or not data:
+            return
+        self._chunk = data
         try:
-            self._parse(boundary)
+            self._parser.write(data)
+            self._spool.write(data)
         except FormParserError as error:
-            raise InvalidRequest(f"The multipart form is broken: {error}") from None
-        if not self._ended:
-            raise InvalidRequest("The multipart form is broken: its last boundary is missing.")
-        self.model = self._model()
+            self._give_up(InvalidRequest(f"The multipart form is broken: {error}"))
+        except InvalidRequest as error:
+            self._give_up(error)
+        except OSError as error:
+            reason = f"The body could not be kept in a temporary file ({error.strerror}): see TMPDIR."
+            self._give_up(GatewayError(reason))
 
-    def with_model(self, name: str) -> bytes:
-        """The body with the value of `model` replaced."""
-        out: list[bytes] = []
-        at = 0
-        for start, end in self._spans:
-            out += (self._body[at:start], name.encode())
-            at = end
-        out.append(self._body[at:])
-        return b"".join(out)
+    def finish(self) -> None:
+        """That was the whole body."""
+        if self._parser is not None and not self._ended:
+            self._give_up(InvalidRequest("The multipart form is broken: its last boundary is missing."))
+        self._parser, self._chunk = None, b""
 
-    def _parse(self, boundary: bytes) -> None:
-        parser = MultipartParser(
+    def close(self) -> None:
+        """It is not needed any more."""
+        self._parser = None
+        self._spool.close()
+
+    def read_model(self) -> str | None:
+        """The model of a finished form; None when absent or empty. Raises GatewayError when it is no form."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._model.decode() or None
+        except UnicodeDecodeError:
+            raise InvalidRequest("The form field 'model' must be UTF-8 text.", param="model") from None
+
+    def body(self, model: str | None = None) -> tuple[int, bytes | Iterator[bytes]]:
+        """Its length and the bytes, in pieces when they are many; with `model` as the value of that field."""
+        spool = self._spool
+        spans, name = (self._spans, model.encode()) if model is not None else ([], b"")
+        length = spool.size + sum(start - end + len(name) for start, end in spans)
+        pieces = spool.pieces(spans, name)
+        return length, pieces if spool.size > IN_MEMORY else b"".join(pieces)
+
+    def _give_up(self, error: GatewayError) -> None:
+        self._error = error
+        self.close()
+
+    # parser
+
+    def _parser_for(self, boundary: bytes) -> MultipartParser:
+        return MultipartParser(
             boundary,
             {
                 "on_part_begin": self._on_part_begin,
@@ -68,17 +113,6 @@ class Form:
                 "on_end": self._on_end,
             },
         )
-        parser.write(self._body)
-        parser.finalize()
-
-    def _model(self) -> str | None:
-        if not self._spans:
-            return None
-        start, end = self._spans[-1]
-        try:
-            return self._body[start:end].decode() or None
-        except UnicodeDecodeError:
-            raise InvalidRequest("The form field 'model' must be UTF-8 text.", param="model") from None
 
     def _on_part_begin(self) -> None:
         self._part = _Part()
@@ -96,20 +130,20 @@ class Form:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         part = self._part
-        if part.is_model:
-            if part.starts_at < 0:
-                part.starts_at = start
-            part.content += data[start:end]
+        if not part.is_model:
+            return
+        if not part.content:  # what looked like a boundary at the end of the chunk before is told from the parser's own copy
+            part.starts_at = self._spool.size + (start if data is self._chunk else -end)
+        part.content += data[start:end]
+        if len(part.content) > MAX_MODEL:
+            raise InvalidRequest(f"The form field 'model' may have {MAX_MODEL} bytes.", param="model")
 
     def _on_part_end(self) -> None:
         part = self._part
-        if not part.is_model:
-            return
-        start = max(part.starts_at, 0)
-        end = start + len(part.content)
-        if self._body[start:end] != part.content:
-            raise InvalidRequest("The form field 'model' cannot be read.", param="model")
-        self._spans.append((start, end))
+        if part.is_model:
+            self._model = bytes(part.content)
+            if part.content:
+                self._spans.append((part.starts_at, part.starts_at + len(part.content)))
 
     def _on_end(self) -> None:
         self._ended = True

@@ -18,6 +18,7 @@ from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.proxy.datapath import DataPath
 from gateway.proxy.exchange import Exchange, error_headers
 from gateway.proxy.headers import MAX_HEAD_BYTES, MAX_HEADERS, Headers, HeadersTooLarge, RequestHead, too_large
+from gateway.proxy.multipart import Form
 from gateway.proxy.request import Request
 from gateway.proxy.routes import Endpoint, find
 from gateway.proxy.upstream import Relay
@@ -57,6 +58,7 @@ class InferenceProtocol(HttpToolsProtocol):
     _head_bytes = _body_bytes = _reads = _seen_reads = 0
     _quiet_since = 0.0
     _parts: list[bytes]
+    _form: Form | None = None  # in place of the parts
     _length: bytes | None = None  # the message's Content-Length: the one field that differs between requests of a client
     _read_headers: Headers | None = None  # those that `_head` was read from
 
@@ -100,6 +102,7 @@ class InferenceProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.datapath.clients.discard(self)
         self._client_gone()
+        self._drop_body()
         self._ahead = b""
         super().connection_lost(exc)
 
@@ -186,7 +189,11 @@ class InferenceProtocol(HttpToolsProtocol):
             self._refusal = InvalidRequest("This endpoint speaks plain HTTP/1.1: send the request without Upgrade.")
             return
         self._refusal = head.check(needs_host=self.verbatim, max_body_bytes=self.datapath.limits.max_body_bytes)
-        if head.expects_continue and self.verbatim and self._refusal is None:
+        if self._refusal is not None:
+            return
+        if endpoint.multipart:
+            self._form = Form(head.content_type)
+        if head.expects_continue and self.verbatim:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _read_head(self) -> RequestHead:
@@ -232,7 +239,10 @@ class InferenceProtocol(HttpToolsProtocol):
         if self._endpoint is None:
             super().on_body(body)
             return
-        self._parts.append(body)
+        if self._form is None:
+            self._parts.append(body)
+        else:
+            self._form.feed(body)
         self._body_bytes += len(body)
         limit = self.datapath.limits.max_body_bytes
         if limit and self._body_bytes > limit:
@@ -252,14 +262,26 @@ class InferenceProtocol(HttpToolsProtocol):
 
     def _begin(self) -> None:
         assert self._endpoint is not None
-        parts, self._parts, self._body_bytes = self._parts, [], 0
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        request = Request(self._endpoint, self.url, self._head, body)
+        request = Request(self._endpoint, self.url, self._head, self._take_body())
         exchange = self.exchange = Exchange(self.datapath, request, self)
         if self.flow.write_paused:
             exchange.pause()
         exchange.begin()
+
+    def _take_body(self) -> bytes | Form:
+        self._body_bytes = 0
+        form, self._form = self._form, None
+        if form is not None:
+            form.finish()
+            return form
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _drop_body(self) -> None:
+        self._parts.clear()
+        form, self._form = self._form, None
+        if form is not None:
+            form.close()
 
     def on_response_complete(self) -> None:
         """The framework has answered."""
@@ -311,7 +333,7 @@ class InferenceProtocol(HttpToolsProtocol):
         if self._lingering:
             return
         self._lingering, self._keep = True, False
-        self._parts.clear()
+        self._drop_body()
         if self._endpoint is not None:
             self.datapath.recorder.finished("other", self._endpoint.path, error.status, 0.0, None)
         body = error.body()

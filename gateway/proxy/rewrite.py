@@ -10,6 +10,8 @@ import re
 
 import msgspec
 
+from gateway.core.errors import InvalidRequest
+
 _top = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _WS = rb"[ \t\r\n]*"
 # Every beginning of `"model": "NAME"` at the end of the data; the group is what there is of the name.
@@ -19,8 +21,11 @@ _CLOSED = (b"}\n\n", b"}", b"]\n\n", b"}\r\n\r\n")
 
 
 def replace_model(body: bytes, name: str) -> bytes:
-    """The JSON object `body` with `model` set to `name`."""
-    fields = _top(body)
+    """The JSON object `body` with `model` set to `name`; raises InvalidRequest where a key is no text."""
+    try:
+        fields = _top(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # keys that are not asked for were not looked at until now
+        raise InvalidRequest(f"The body is not valid JSON: {error}") from None
     fields["model"] = msgspec.Raw(msgspec.json.encode(name))
     return msgspec.json.encode(fields)
 

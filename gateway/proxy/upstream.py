@@ -8,6 +8,7 @@ relayed after, so nothing malformed gets through.
 
 import asyncio
 import ssl
+from collections.abc import Iterator
 from time import monotonic
 from typing import Protocol, cast
 from urllib.parse import urlsplit
@@ -47,6 +48,8 @@ class Connection(asyncio.Protocol):
         "_parser",
         "_read_headers",
         "_reading",
+        "_unsent",
+        "_writable",
         "done",
         "headed",
         "headers",
@@ -73,7 +76,7 @@ class Connection(asyncio.Protocol):
         self.owner: Owner | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._feed = self._parser.feed_data
-        self._reading = True
+        self._reading = self._writable = True
         self._answer_head: AnswerHead | None = None
         self._read_headers: Headers | None = None  # those that `_answer_head` was read from
         self.made_at = self.idle_since = 0.0
@@ -89,18 +92,32 @@ class Connection(asyncio.Protocol):
         self.relay: Relay | None = None
         self.status = self.interim = 0
         self.headed = self.done = self.keep = False
+        self._unsent: Iterator[bytes] | None = None  # pieces of the request's body
 
     # exchange
 
-    def send(self, owner: Owner, head: bytes, body: bytes) -> None:
-        """Begin an exchange: write the request, tell `owner` about the answer."""
+    def send(self, owner: Owner, head: bytes, body: bytes | Iterator[bytes]) -> None:
+        """Begin an exchange: write the request, pieces as fast as they are taken; tell `owner` about the answer."""
         self._reset()
         self.owner = owner
-        if len(body) < BIG_BODY:
+        if not isinstance(body, bytes):
+            self.transport.write(head)
+            self._unsent = body
+            self._write_on(body)
+        elif len(body) < BIG_BODY:
             self.transport.write(head + body)
         else:
             self.transport.write(head)
             self.transport.write(body)
+
+    def _write_on(self, unsent: Iterator[bytes]) -> None:
+        transport = self.transport
+        while self._writable and not transport.is_closing():
+            piece = next(unsent, None)
+            if piece is None:
+                self._unsent = None
+                return
+            transport.write(piece)
 
     def take(self) -> bytes:
         """The parts of the body that have come."""
@@ -126,7 +143,15 @@ class Connection(asyncio.Protocol):
         at = 0
         for _ in range(self.interim + 1):
             at = self.seen.index(HEAD_END, at) + 4
-        return self.seen[at:]
+        return self._without_surplus(self.seen[at:]) if self.done else self.seen[at:]
+
+    def _without_surplus(self, data: bytes) -> bytes:
+        """The end of chunks without the empty lines that a parser lets pass behind it; the connection ends then, too."""
+        bare = data.rstrip(b"\r\n")
+        if len(data) - len(bare) <= len(HEAD_END):
+            return data
+        self.keep = False
+        return bare + HEAD_END
 
     def at_chunk_boundary(self) -> bool:
         """Whether the bytes so far end between two chunks. Feeds the parser a last chunk: the connection is over."""
@@ -143,7 +168,8 @@ class Connection(asyncio.Protocol):
         self.owner = self.relay = None
         self.resume_reading()
         transport = self.transport
-        if self.done and self.keep and not transport.is_closing() and not transport.get_write_buffer_size():
+        sent = self._unsent is None and not transport.get_write_buffer_size()
+        if self.done and self.keep and sent and not transport.is_closing():
             self._reset()
             self.pool.put(self, now)
         else:
@@ -151,7 +177,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close it now: that is how vLLM learns that it need not go on generating."""
-        self.owner = self.relay = None
+        self.owner = self.relay = self._unsent = None
         self.transport.abort()
 
     def pause_reading(self) -> None:
@@ -190,13 +216,26 @@ class Connection(asyncio.Protocol):
             return
         relay = self.relay
         if relay is not None:
-            relay(data)
             if self.done:
+                relay(self._without_surplus(data))
                 owner.relayed_all(self)
+            else:
+                relay(data)
         elif self.headed:
             owner.received(self)
         elif len(self.seen) > MAX_HEAD_BYTES:
             self._lose("malformed")
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        if self._unsent is not None:
+            try:
+                self._write_on(self._unsent)
+            except OSError:  # of the file that holds the body
+                self._lose("closed")
 
     def eof_received(self) -> None:
         owner = self.owner
@@ -214,7 +253,7 @@ class Connection(asyncio.Protocol):
             self._lose("closed")
 
     def _lose(self, kind: str) -> None:
-        owner, self.owner = self.owner, None
+        owner, self.owner, self._unsent = self.owner, None, None
         self.transport.abort()
         if owner is not None:
             owner.lost(self, kind)

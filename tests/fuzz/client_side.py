@@ -164,7 +164,7 @@ def _message(case: str, random: Random, *, strict: bool) -> Message:
     if dice < 0.2:
         return _refused(case, random, strict=strict)
     if dice < 0.4:
-        good = _good(case, random, trap=False, strict=strict)
+        good = _good(f"spoiled-{case}", random, trap=False, strict=strict)
         return Message(Kind.SPOILED, spoiled(good.data, random), good.case)
     return _good(case, random, strict=strict)
 

@@ -64,9 +64,10 @@ async def _ask(arena: Arena, client: Client, case: str, random: Random) -> bool:
         random.choice((client.close, client.reset))()
         return False
     got, rest = await read_answer(client.reader, b"")
-    if rest:
+    if rest.strip(b"\r\n"):  # empty lines that come apart from the end of a spoiled answer are let pass
         raise Found(f"bytes behind the answer to {case}: {rest[:200]!r}")
-    _check(case, plan, got)
+    if arena.calls(case) or got is None or got.status != 502:  # else the idle connection closed late: it is not tried again
+        _check(case, plan, got)
     if len(arena.calls(case)) > (2 if plan.kind is not Kind.WHOLE else 1):
         raise Found(f"{case} was sent {len(arena.calls(case))} times")
     return got is not None and got.whole and got.headers.get("connection") != "close"
@@ -146,7 +147,7 @@ def _plan(case: str, model: str, random: Random) -> Plan:
         _break_off(plan, random)
     elif 0.35 <= dice < 0.5:
         plan.kind, plan.data, plan.end = Kind.SPOILED, spoiled(plan.data, random), random.choice(("fin", "rst"))
-    elif 0.5 <= dice < 0.6 and not plan.until_end:
+    elif 0.5 <= dice < 0.6 and not plan.until_end and len(plan.data) < 50_000:
         plan.kind = Kind.TAIL
         plan.data += random.choice((_evil_answer(), EVIL, b"\r\n" + _evil_answer(), b"0\r\n\r\n", b"\0"))
         plan.end = random.choice(("", "fin", "rst"))
@@ -155,6 +156,8 @@ def _plan(case: str, model: str, random: Random) -> Plan:
     elif 0.65 <= dice < 0.7:
         plan.end = "fin"  # and the next request may meet it
     plan.pieces = cut(plan.data, random)
+    if plan.kind is Kind.TAIL:  # what comes by itself later may be the answer to the next request: nobody could tell
+        plan.pieces = [plan.data]
     return plan
 
 

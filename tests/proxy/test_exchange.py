@@ -125,6 +125,16 @@ async def test_a_body_that_is_no_request_is_refused(setup: Setup, body: bytes, p
         assert [code for _, _, code in rig.tally.codes] == [400]
 
 
+async def test_a_key_that_is_no_text_is_refused_where_the_name_has_to_be_replaced(setup: Setup) -> None:
+    async with replica() as fake, gateway(setup, table(fake, served="alpha@0123456789ab")) as rig:
+        for _ in range(2):
+            assert (await rig.ask(b'{"model":"alpha","n":1}')).status == 200
+            answer = await rig.ask(b'{"model":"alpha","\xe4":1}')
+            assert (answer.status, answer.code) == (400, "invalid_request")
+        await rig.quiet()
+        assert len(fake.calls) == 2
+
+
 @pytest.mark.parametrize("model", ["gpt-4o-mini", "../secrets", "/etc", "..\\x", "%2e%2e/x", "alpha\0", "x" * 1_000_000])
 async def test_unknown_model_and_traversal_are_404_and_no_replica_is_asked(setup: Setup, model: str) -> None:
     async with replica() as fake, gateway(setup, table(fake)) as rig:

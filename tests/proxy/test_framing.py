@@ -425,6 +425,23 @@ async def test_junk_in_a_stream_is_never_passed_on(setup: Setup, junk: bytes) ->
         await until(lambda: fake.open_lines == 0)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+async def test_empty_lines_behind_the_last_chunk_are_not_passed_on(setup: Setup, apart: bool) -> None:
+    async def script(call: Call) -> None:
+        call.open_stream()
+        if apart:
+            await asyncio.sleep(0.02)
+        call.write(b"1\r\na\r\n0\r\n\r\n\r\n\r\n")
+
+    async with replica(script) as fake, gateway(setup, table(fake)) as rig:
+        client = await rig.client()
+        client.post({"model": "alpha"})
+        assert (await client.answer()).body == b"a"
+        client.post({"model": "other"})
+        assert (await client.head())[0] == 404
+        client.close()
+
+
 async def test_bytes_on_an_idle_connection_end_it(setup: Setup) -> None:
     async def script(call: Call) -> None:
         call.answer(b"{}")
