@@ -175,6 +175,7 @@ def _body(random: Random, *, trap: bool) -> tuple[bytes, bytes, bytes]:
     pad = "x" * random.choice((0, 0, 10, 1000, 70_000))
     text = EVIL_REQUEST.decode() if trap else ""
     if random.random() < 0.25:
+        pad *= random.choice((1, 1, 20))  # too large for the memory
         parts = [b'name="model"\r\n\r\n' + model.encode(), b'name="file"; filename="a"\r\n\r\n\r\n--Xy' + (text + pad).encode()]
         random.shuffle(parts)
         form = b"".join(b"--XyZ\r\ncontent-disposition: form-data; " + part + b"\r\n" for part in parts) + b"--XyZ--\r\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import socket
 
 import pytest
@@ -276,10 +277,10 @@ async def test_keepalive_race_nobody_notices_a_replica_that_closes_idle_connecti
 
     async with replica(close_soon) as fake, gateway(setup, table(fake), Limits(idle_timeout=60.0)) as rig:
         client = await rig.client()
-        for n in range(60):
+        for n in range(200):
             client.post({"model": "alpha"})
             assert (await client.answer()).status == 200
-            await asyncio.sleep(0.028 + n % 5 / 1000)
+            await asyncio.sleep(0.025 + n % 11 / 1000)
         client.close()
 
 
@@ -381,6 +382,34 @@ async def test_stream_buffering_each_chunk_goes_out_as_it_comes(setup: Setup) ->
         client.close()
 
 
+async def test_stream_buffering_headers_and_chunks_leave_within_50_ms(setup: Setup) -> None:
+    written: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def script(call: Call) -> None:
+        call.open_stream()
+        written.append(loop.time())
+        await asyncio.sleep(0.5)
+        for n in range(10):
+            call.chunk(EVENT % n)
+            written.append(loop.time())
+            await asyncio.sleep(0.075)
+        call.write(b"0\r\n\r\n")
+
+    async with replica(script) as fake, gateway(setup, table(fake)) as rig:
+        client = await rig.client()
+        client.post({"model": "alpha", "stream": True}, accept_encoding="gzip")
+        _, headers = await client.head()
+        read = [loop.time()]
+        assert {"content-encoding", "cache-control", "x-accel-buffering"}.isdisjoint(dict(headers))
+        for n in range(10):
+            assert await client.chunk() == EVENT % n
+            read.append(loop.time())
+        client.close()
+        late = sorted(r - w for w, r in zip(written, read, strict=True))
+        assert late[-3] < 0.05, "two may be held up by what else the machine does"
+
+
 @pytest.mark.parametrize("end", ["rst", "fin"])
 @pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/messages"])
 async def test_midstream_death_is_told_and_never_made_an_end(setup: Setup, end: str, target: str) -> None:
@@ -451,13 +480,28 @@ async def test_midstream_death_of_what_is_no_event_stream_is_a_cut(setup: Setup)
         await rig.quiet()
 
 
-async def test_long_generation_a_slow_first_byte_is_waited_for_within_its_limit(setup: Setup) -> None:
+@pytest.mark.parametrize("limits", [Limits(first_byte_timeout=10.0), Limits(first_byte_timeout=0.0)], ids=["limit", "none"])
+async def test_long_generation_a_slow_first_byte_is_waited_for(setup: Setup, limits: Limits) -> None:
     async def slow(call: Call) -> None:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(3.0)  # 180 s at 1/60
         call.answer(b"{}")
 
-    async with replica(slow) as fake, gateway(setup, table(fake), Limits(first_byte_timeout=10)) as rig:
+    async with replica(slow) as fake, gateway(setup, table(fake), limits) as rig:
         assert (await rig.ask()).status == 200
+
+
+@pytest.mark.parametrize("limits", [Limits(stream_idle_timeout=10.0), Limits(stream_idle_timeout=0.0)], ids=["limit", "none"])
+async def test_long_generation_a_gap_in_a_stream_is_waited_for(setup: Setup, limits: Limits) -> None:
+    async def pause(call: Call) -> None:
+        call.open_stream()
+        call.chunk(EVENT % 1)
+        await asyncio.sleep(1.5)  # 90 s at 1/60
+        call.chunk(EVENT % 2)
+        call.write(b"0\r\n\r\n")
+
+    async with replica(pause) as fake, gateway(setup, table(fake), limits) as rig:
+        answer = await rig.ask()
+        assert (answer.body, answer.complete) == (EVENT % 1 + EVENT % 2, True)
 
 
 async def test_long_generation_no_first_byte_is_504(setup: Setup) -> None:
@@ -490,7 +534,9 @@ async def test_a_silent_stream_on_a_replica_that_is_down_ends_after_the_grace(se
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-async def test_disconnect_stream_the_replica_learns_it_within_a_second(setup: Setup, how: str) -> None:
+async def test_disconnect_stream_the_replica_learns_it_within_a_second(
+    setup: Setup, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with replica(stream_and_hang) as fake, gateway(setup, table(fake)) as rig:
         client = await rig.client()
         client.post({"model": "alpha", "stream": True})
@@ -500,7 +546,8 @@ async def test_disconnect_stream_the_replica_learns_it_within_a_second(setup: Se
         await until(fake.calls[0].line.closed.is_set, 1.0)
         await rig.quiet(1.0)
         assert rig.tally.left == {"stream": 1}
-        assert rig.tally.errors == {}
+        assert (rig.tally.errors, rig.table.told) == ({}, [])
+        assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
         assert rig.tally.codes == [("alpha", "/v1/chat/completions", 499)]
 
 

@@ -18,6 +18,7 @@ from gateway.proxy.routes import ENDPOINTS
 from tests.proxy.conftest import Setup
 from tests.proxy.fake_replica import STREAM_HEAD, Call, Script, echo, replica
 from tests.proxy.rig import gateway, table
+from tests.proxy.sieve import Sieve, resident
 from tests.waiting import until
 
 
@@ -81,6 +82,22 @@ async def test_framing_headers_of_the_answer(setup: Setup) -> None:
             ]
         )
         assert fake.calls[0].header("x-request-id") == "mine-1"
+
+
+async def test_framing_headers_an_error_in_place_of_a_stream_keeps_its_length(setup: Setup) -> None:
+    body = b'{"error":{"message":"max_tokens is too large","type":"BadRequestError","param":null,"code":400}}'
+
+    async def refuse(call: Call) -> None:
+        call.answer(body, "400 Bad Request")
+
+    async with replica(refuse) as fake, gateway(setup, table(fake)) as rig:
+        client = await rig.client()
+        for _ in range(2):
+            client.post({"model": "alpha", "stream": True})
+            answer = await client.answer()
+            assert (answer.status, answer.body, answer.complete) == (400, body, True)
+            assert (answer.header("content-length"), answer.header("transfer-encoding")) == (str(len(body)), None)
+        client.close()
 
 
 @pytest.mark.parametrize("sent", ["", "with space", "x" * 129, "ünï"], ids=["absent", "space", "long", "bytes"])
@@ -246,6 +263,18 @@ async def test_large_body_within_the_limit_arrives_byte_for_byte(setup: Setup) -
         assert [a.status for a in answers] == [200] * 4
         assert {hashlib.sha256(c.body).digest() for c in fake.calls} == {hashlib.sha256(body).digest()}
         await rig.quiet()
+
+
+async def test_large_body_twenty_at_once_cost_at_most_three_times_their_size(setup: Setup) -> None:
+    body = json.dumps({"model": "alpha", "image": "QUJD" * 3_000_000}).encode()
+    sieve = Sieve()
+    async with replica() as fake, gateway(setup, table(fake)) as rig:
+        fake.serve = sieve.serve  # type: ignore[method-assign]
+        assert (await rig.ask(body)).status == 200
+        at_rest = resident()
+        assert [a.status for a in await asyncio.gather(*(rig.ask(body) for _ in range(20)))] == [200] * 20
+        await rig.quiet()
+    assert sieve.peak - at_rest < 3 * 20 * len(body)
 
 
 async def test_a_head_that_is_too_large_is_431() -> None:

@@ -15,6 +15,7 @@ from gateway.proxy.multipart import Form
 from tests.proxy.conftest import Setup
 from tests.proxy.fake_replica import Call, Line, replica
 from tests.proxy.rig import gateway, table
+from tests.proxy.sieve import Sieve, resident
 from tests.waiting import until
 
 KIND = "multipart/form-data; boundary=XyZ"
@@ -68,39 +69,6 @@ async def test_multipart_the_served_name_is_put_in_its_place(setup: Setup) -> No
 BLOCK = os.urandom(1 << 20)
 BLOCKS = 40
 TAIL = b"\r\n" + form(FORMAT)
-
-
-def resident() -> int:
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-class Sieve:
-    """A replica that reads slowly, keeps only a digest of the body, and sees how much memory the process has."""
-
-    def __init__(self) -> None:
-        self.length = self.peak = 0
-        self.digest = hashlib.sha256()
-
-    async def serve(self, line: Line) -> None:
-        try:
-            while True:
-                await self._take(line)
-        except EOFError:
-            line.transport.close()
-
-    async def _take(self, line: Line) -> None:
-        head = (await line.read_until(b"\r\n\r\n")).lower()
-        self.length = left = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        self.digest = hashlib.sha256()
-        while left:
-            piece = await line.read(min(left, 65536))
-            line.transport.pause_reading()
-            self.digest.update(piece)
-            self.peak = max(self.peak, resident())
-            left -= len(piece)
-            line.transport.resume_reading()
-        line.transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["model-first", "model-last"])
