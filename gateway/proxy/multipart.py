@@ -14,6 +14,7 @@ from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.proxy.spool import IN_MEMORY, Span, Spool
 
 MAX_MODEL = 65536  # bytes of a `model` field
+MAX_PARTS = 1000  # as many as vLLM's own framework takes
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Form:
         self._part = _Part()
         self._chunk = b""
         self._ended = False
+        self._parts = 0
         self._spans: list[Span] = []
         self._model = b""
         self._error: GatewayError | None = None
@@ -116,6 +118,9 @@ class Form:
 
     def _on_part_begin(self) -> None:
         self._part = _Part()
+        self._parts += 1
+        if self._parts > MAX_PARTS:
+            raise InvalidRequest(f"The multipart form may have {MAX_PARTS} parts.")
 
     def _on_header_end(self) -> None:
         part = self._part

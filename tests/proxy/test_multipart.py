@@ -207,6 +207,7 @@ async def test_multipart_where_no_temporary_file_can_be_made_it_is_told(
     ("kind", "body"),
     [
         (KIND, form(("name=model", b"x" * 70_000))),
+        (KIND, form(*([MODEL] * 1001))),
         (KIND, b"not-multipart"),
         (KIND, form(FORMAT)[:-10]),
         (KIND, b""),
@@ -215,7 +216,7 @@ async def test_multipart_where_no_temporary_file_can_be_made_it_is_told(
         (KIND, form(('name="model"', b"\xff"))),
         (KIND, b"--XyZ\r\nno colon\r\n\r\nx\r\n--XyZ--\r\n"),
     ],
-    ids=["long", "junk", "cut", "empty", "no-boundary", "json", "bytes", "bad-header"],
+    ids=["long", "many", "junk", "cut", "empty", "no-boundary", "json", "bytes", "bad-header"],
 )
 async def test_multipart_a_broken_form_is_400(setup: Setup, kind: str, body: bytes) -> None:
     async with replica() as fake, gateway(setup, table(fake)) as rig:
