@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -98,26 +99,25 @@ async def test_multipart_a_large_upload_is_never_in_memory_as_a_whole(setup: Set
     assert sieve.peak - at_rest < 12 << 20
 
 
-def open_files() -> int:
+def nameless_files() -> int:
     """Temporary files without a name that this process has open."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # that of the listing itself
             found += "(deleted)" in str(link.readlink())
-    return found - files_before
+    return found
 
 
-files_before = 0
+@pytest.fixture
+def open_files() -> Callable[[], int]:
+    """How many more there are than before the test: its runner has some, too."""
+    before = nameless_files()
+    return lambda: nameless_files() - before
 
 
-@pytest.fixture(autouse=True)
-def count_files() -> None:
-    """The test runner has such files, too."""
-    global files_before
-    files_before += open_files()
-
-
-async def test_multipart_a_large_form_goes_to_the_next_replica_when_the_first_is_draining(setup: Setup) -> None:
+async def test_multipart_a_large_form_goes_to_the_next_replica_when_the_first_is_draining(
+    setup: Setup, open_files: Callable[[], int]
+) -> None:
     async def drain(call: Call) -> None:
         body = b'{"error":{"message":"cannot schedule new futures after shutdown"}}'
         call.answer(body, "500 Internal Server Error")
@@ -131,7 +131,9 @@ async def test_multipart_a_large_form_goes_to_the_next_replica_when_the_first_is
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-async def test_multipart_a_client_that_leaves_within_a_large_form_leaves_no_file(setup: Setup, how: str) -> None:
+async def test_multipart_a_client_that_leaves_within_a_large_form_leaves_no_file(
+    setup: Setup, open_files: Callable[[], int], how: str
+) -> None:
     body = form(FILE, MODEL)
     async with replica() as fake, gateway(setup, table(fake)) as rig:
         client = await rig.client()
@@ -143,7 +145,9 @@ async def test_multipart_a_client_that_leaves_within_a_large_form_leaves_no_file
         assert fake.calls == []
 
 
-async def test_multipart_a_client_that_leaves_while_a_large_form_is_sent_on_ends_that(setup: Setup) -> None:
+async def test_multipart_a_client_that_leaves_while_a_large_form_is_sent_on_ends_that(
+    setup: Setup, open_files: Callable[[], int]
+) -> None:
     async def deaf(line: Line) -> None:
         await line.read_until(b"\r\n\r\n")
         line.transport.pause_reading()
@@ -162,7 +166,9 @@ async def test_multipart_a_client_that_leaves_while_a_large_form_is_sent_on_ends
         assert rig.tally.left == {"headers": 1}
 
 
-async def test_multipart_an_answer_before_a_large_form_was_sent_ends_the_sending(setup: Setup) -> None:
+async def test_multipart_an_answer_before_a_large_form_was_sent_ends_the_sending(
+    setup: Setup, open_files: Callable[[], int]
+) -> None:
     async def early(line: Line) -> None:
         await line.read_until(b"\r\n\r\n")
         line.transport.pause_reading()
@@ -178,7 +184,7 @@ async def test_multipart_an_answer_before_a_large_form_was_sent_ends_the_sending
         await until(lambda: open_files() == 0)
 
 
-async def test_multipart_over_the_limit_is_413_and_leaves_no_file(setup: Setup) -> None:
+async def test_multipart_over_the_limit_is_413_and_leaves_no_file(setup: Setup, open_files: Callable[[], int]) -> None:
     async with replica() as fake, gateway(setup, table(fake), Limits(max_body_bytes=2_000_000)) as rig:
         body = form(FILE, MODEL)
         chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
