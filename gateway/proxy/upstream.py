@@ -140,10 +140,12 @@ class Connection(asyncio.Protocol):
 
     def rest(self) -> bytes:
         """What was read behind the head, with the framing of the chunks."""
-        at = 0
+        seen, at = self.seen, 0
         for _ in range(self.interim + 1):
-            at = self.seen.index(HEAD_END, at) + 4
-        return self._without_surplus(self.seen[at:]) if self.done else self.seen[at:]
+            while seen[at] in HEAD_END:  # empty lines before an answer, which parsers let pass
+                at += 1
+            at = seen.index(HEAD_END, at) + 4
+        return self._without_surplus(seen[at:]) if self.done else seen[at:]
 
     def _without_surplus(self, data: bytes) -> bytes:
         """The end of chunks without the empty lines that a parser lets pass behind it; the connection ends then, too."""

@@ -393,6 +393,12 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\n"
             b"a",
             id="1xx-chunks",
         ),
+        pytest.param(
+            b"\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n\r\n\r\n" + OK + b"transfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n\r\n",
+            False,
+            b"a",
+            id="empty-lines-before",
+        ),
         pytest.param(OK + b"content-length: 0\r\n\r\n", False, b"", id="empty"),
         pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", False, b"", id="204"),
         pytest.param(b"HTTP/1.1 304 Not Modified\r\n\r\n", False, b"", id="304"),
