@@ -21,6 +21,7 @@ from gateway.proxy.headers import MAX_HEAD_BYTES, MAX_HEADERS, Headers, HeadersT
 from gateway.proxy.multipart import Form
 from gateway.proxy.request import Request
 from gateway.proxy.routes import Endpoint, find
+from gateway.proxy.template import PATIENCE, Template
 from gateway.proxy.upstream import Relay
 
 AHEAD = 65536  # bytes of further requests that are kept while one is answered; then reading stops
@@ -55,6 +56,8 @@ class InferenceProtocol(HttpToolsProtocol):
     _surplus = _lingering = _chunking = _endless = False
     _keep = True
     _ahead = b""
+    _template: Template | None = None  # of the request before, when it was ours
+    _patience = PATIENCE
     _head_bytes = _body_bytes = _reads = _seen_reads = 0
     _quiet_since = 0.0
     _parts: list[bytes]
@@ -79,6 +82,10 @@ class InferenceProtocol(HttpToolsProtocol):
             return
         if self.timeout_keep_alive_task is not None:
             self._unset_keepalive_if_required()
+        began = self._stage is IDLE
+        if began and self._template is not None and (at := self._template.body_at(data)):
+            self._begin_again(data, at)
+            return
         if self._stage <= HEAD:
             self._head_bytes += len(data)
         try:
@@ -92,6 +99,8 @@ class InferenceProtocol(HttpToolsProtocol):
             self._tell_refusal(self._refusal)
         elif self._stage >= WHOLE:
             if self._endpoint is not None:
+                if self._patience:
+                    self._learn(data, began)
                 self._begin()
         elif self._stage <= HEAD and self._head_bytes > MAX_HEAD_BYTES:
             self._tell_refusal(_head_too_large())
@@ -224,6 +233,7 @@ class InferenceProtocol(HttpToolsProtocol):
 
     def _fall_through(self) -> None:
         """The message is the framework's."""
+        self._template = None
         url, headers = self.url, self.headers
         if self._length is not None:
             headers.append((b"content-length", self._length))
@@ -267,6 +277,28 @@ class InferenceProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             exchange.pause()
         exchange.begin()
+
+    def _learn(self, data: bytes, began: bool) -> None:
+        """The next request of this client may have the same head. Only one that came whole in one read teaches."""
+        head, self._patience = self._head, self._patience - 1
+        whole = began and self.verbatim and self._keep and not self._surplus and self._form is None
+        if whole and head.content_length is not None and not head.expects_continue:
+            self._template = Template.of(data, head.content_length)
+        else:
+            self._template = None
+
+    def _begin_again(self, data: bytes, at: int) -> None:
+        """A request whose head is that of the one before: there is nothing to parse."""
+        length, limit = len(data) - at, self.datapath.limits.max_body_bytes
+        self._patience = PATIENCE
+        self._endpoint = find(self.url)
+        if limit and length > limit:
+            self._tell_refusal(too_large(limit))
+            return
+        self._stage = WHOLE
+        self._head.renew(length)
+        self._parts.append(data[at:])
+        self._begin()
 
     def _take_body(self) -> bytes | Form:
         self._body_bytes = 0

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from gateway.proxy.headers import MAX_HEAD_BYTES, AnswerHead, Headers
+from gateway.proxy.template import PATIENCE, Template
 
 HEAD_END = b"\r\n\r\n"
 BIG_BODY = 65536  # from here on a body is written by itself, not copied behind its head
@@ -25,6 +26,9 @@ class Relay(Protocol):
     """Where the chunks of an answer go, framing and all."""
 
     def __call__(self, data: bytes, /) -> None: ...
+
+
+BODYLESS = (204, 304)
 
 
 class Owner(Protocol):
@@ -46,8 +50,12 @@ class Connection(asyncio.Protocol):
         "_answer_head",
         "_feed",
         "_parser",
+        "_patience",
         "_read_headers",
         "_reading",
+        "_template",
+        "_template_headers",
+        "_template_status",
         "_unsent",
         "_writable",
         "done",
@@ -79,6 +87,9 @@ class Connection(asyncio.Protocol):
         self._reading = self._writable = True
         self._answer_head: AnswerHead | None = None
         self._read_headers: Headers | None = None  # those that `_answer_head` was read from
+        self._template: Template | None = None  # of an answer before
+        self._template_status, self._patience = 0, PATIENCE
+        self._template_headers: Headers = []
         self.made_at = self.idle_since = 0.0
         self.unwanted = False  # nobody waits for it any more; uvloop may make it even after a cancellation
         self._reset()
@@ -132,7 +143,7 @@ class Connection(asyncio.Protocol):
     def read_head(self) -> AnswerHead:
         """The fields of the answer; equal ones are read once for a connection."""
         head = self._answer_head
-        if head is None or self.headers != self._read_headers:
+        if head is None or (self.headers is not self._read_headers and self.headers != self._read_headers):
             self._read_headers = self.headers
             head = self._answer_head = AnswerHead(self.headers)
         head.content_length = int(self.length) if self.length is not None else None
@@ -209,6 +220,11 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self.last = data
+        template = self._template
+        if template is not None and not self.seen and (at := template.body_at(data)):
+            self._take_again(data, at)
+            owner.received(self)
+            return
         if not self.headed:
             self.seen = self.seen + data if self.seen else data
         try:
@@ -224,9 +240,29 @@ class Connection(asyncio.Protocol):
             else:
                 relay(data)
         elif self.headed:
+            if self._patience and self.done and self.length is not None and self.seen is data:
+                self._learn(data)
             owner.received(self)
         elif len(self.seen) > MAX_HEAD_BYTES:
             self._lose("malformed")
+
+    def _learn(self, data: bytes) -> None:
+        """The next answer may have the same head. Only one that came whole in one read teaches."""
+        self._patience -= 1
+        self._template = None
+        if not self.interim and self.status not in BODYLESS and self.keep and self.length is not None:
+            self._template = Template.of(data, int(self.length))
+            self._template_status, self._template_headers = self.status, self.headers
+
+    def _take_again(self, data: bytes, at: int) -> None:
+        """An answer whose head is that of one before: there is nothing to parse."""
+        self._patience = PATIENCE
+        self.seen = data
+        self.status, self.headers = self._template_status, self._template_headers
+        self.length = b"%d" % (len(data) - at)
+        self.headed = self.done = self.keep = True
+        if len(data) > at:
+            self.parts.append(data[at:])
 
     def pause_writing(self) -> None:
         self._writable = False
