@@ -16,7 +16,7 @@ from gateway.core.registry import Lease
 from gateway.proxy.access_log import Entry
 from gateway.proxy.cors import Cors
 from gateway.proxy.exchange import Exchange
-from gateway.proxy.headers import CREDENTIALS
+from gateway.proxy.headers import CREDENTIALS, Headers
 from gateway.proxy.rewrite import Names
 from gateway.proxy.upstream import Pool
 
@@ -96,6 +96,12 @@ class Limits:
     max_connection_age: float = 300.0
 
 
+def _told(replica: str, revision: str | None) -> Headers:
+    """The header fields that tell the client who answered."""
+    fields = [(b"x-lora-gateway-replica", replica.encode())]
+    return fields if revision is None else [*fields, (b"x-lora-gateway-revision", revision.encode())]
+
+
 class DataPath:
     """See the module. `run` does what time asks for; `drain` ends the exchanges before the process does."""
 
@@ -115,6 +121,7 @@ class DataPath:
         self.exchanges: set[Exchange] = set()
         self.clients: set[Client] = set()
         self.names = lru_cache(KNOWN_NAMES)(Names)
+        self.told = lru_cache(KNOWN_NAMES)(_told)
         key = limits.replica_api_key
         self.authorization = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
         self.withheld = CREDENTIALS if key or limits.strip_authorization else frozenset()

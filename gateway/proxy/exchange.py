@@ -318,9 +318,7 @@ class Exchange:
         assert self._request is not None
         assert self._lease is not None
         lease, request = self._lease, self._request
-        own = [(b"x-request-id", request.head.request_id), (b"x-lora-gateway-replica", lease.replica.encode())]
-        if lease.revision is not None:
-            own.append((b"x-lora-gateway-revision", lease.revision.encode()))
+        own = [(b"x-request-id", request.head.request_id), *self._path.told(lease.replica, lease.revision)]
         if self._path.cors is not None:
             own += self._path.cors.for_lines(request.head.lines)
         if self._trace is not None:

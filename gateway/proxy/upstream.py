@@ -183,7 +183,8 @@ class Connection(asyncio.Protocol):
         transport = self.transport
         sent = self._unsent is None and not transport.get_write_buffer_size()
         if self.done and self.keep and sent and not transport.is_closing():
-            self._reset()
+            self.seen = self.last = b""  # an idle connection holds no answer; the rest is for the next `send` to reset
+            self.parts.clear()
             self.pool.put(self, now)
         else:
             self.abort()

@@ -61,7 +61,8 @@ def test_a_head_without_exactly_one_length_teaches_nothing(head: bytes) -> None:
 
 
 async def counted(call: Call) -> None:
-    number = call.json["n"] if isinstance(call.json, dict) else None
+    number = call.json["n"]
+    assert isinstance(number, int)
     call.answer(b'{"model": "alpha", "n": %d, "pad": "%b"}' % (number, b"x" * (number % 7)))
 
 
