@@ -124,6 +124,7 @@ class Loader:
             leased=self._station.by_name,
             now=now,
             urgent=urgent,
+            most=self._around.policy.load_concurrency + 1,  # one more tells that there is more
         )
         return planned, urgent
 

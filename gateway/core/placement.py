@@ -49,7 +49,16 @@ def fitting(catalog: Catalog, group: tuple[str, ...], bases: Bases) -> list[Adap
 
 def placed(adapter: Adapter, replicas: Iterable[Replica], bases: Bases) -> list[Replica]:
     """The ready replicas that should hold the adapter; one that cannot load LoRA is not placed."""
-    return [r for r in replicas if r.can_load and bases.accepts(adapter, r.base_models)]
+    accepted: dict[tuple[str, ...], bool] = {}  # by base model: most of a fleet has the same
+    found = []
+    for replica in replicas:
+        if replica.can_load:
+            group = replica.base_models
+            if group not in accepted:
+                accepted[group] = bases.accepts(adapter, group)
+            if accepted[group]:
+                found.append(replica)
+    return found
 
 
 def first_loaders(adapter: Adapter, stations: Iterable[Station], bases: Bases, count: int = 2) -> set[str]:

@@ -74,14 +74,18 @@ def plan(
     leased: Mapping[str, int] | None = None,
     now: float = 0.0,
     urgent: Collection[Revision] = (),
+    most: int | None = None,
 ) -> Plan:
-    """Loads in the order of `wanted`, then unloads in name order. `leased`: this gateway's requests by served name.
+    """At most `most` loads in the order of `wanted`, then unloads in name order. `leased`: our requests by served name.
 
     `retired` are the revisions that nobody should hold any more; one is unloaded once no request of ours uses it.
     """
     leased = leased or {}
-    loads, waiting = [], []
+    loads: list[Load] = []
+    waiting: list[Revision] = []
     for adapter in wanted:
+        if most is not None and len(loads) >= most:
+            break
         revision = adapter.revision
         if revision in replica.held or revision in replica.loading or not due(adapter, replica, now, urgent):
             continue

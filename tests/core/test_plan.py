@@ -97,3 +97,9 @@ def test_a_new_process_forgets_verdicts_and_whether_it_could_load() -> None:
     reborn = refusing.reborn()
     assert dict(reborn.failures) == {}
     assert replace(reborn, lora=replica().lora) == replica()
+
+
+def test_a_plan_names_no_more_loads_than_asked_for_in_their_order() -> None:
+    adapters = [adapter(f"a{number}") for number in range(5)]
+    planned = plan(adapters, replica(1), most=2)
+    assert [load.adapter.name for load in planned.loads] == ["a0", "a1"]
