@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import structlog
 import yaml
 
+from gateway.control.plain_yaml import parse_yaml
 from gateway.core.addresses import Address
 
 log = structlog.get_logger("gateway.discovery")
@@ -106,7 +107,7 @@ class DnsSource:
 
 def parse_replicas(text: str) -> frozenset[Address]:
     """The addresses in a replicas file; raises ValueError that says which entry is wrong."""
-    document = yaml.safe_load(text)
+    document = parse_yaml(text)
     if not isinstance(document, list):
         raise ValueError("the file must hold a list of URLs, or of groups with 'targets'")
     return frozenset(address for entry in document for address in _entry(entry))

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import yaml
 
 from gateway.control.files import DISK, FileLayer, FileMark, opened
+from gateway.control.plain_yaml import parse_yaml
 from gateway.control.verdicts import Invalid, quoted
 
 MAX_BYTES = 1024 * 1024
@@ -47,7 +48,7 @@ class FollowedFile(Generic[T]):
 
     def _follow(self) -> None:
         try:
-            self.value = self._parse(yaml.safe_load(self._text()))
+            self.value = self._parse(parse_yaml(self._text()))
             self.trouble = ""
         except Invalid as refused:
             self.trouble = refused.reason
@@ -56,7 +57,7 @@ class FollowedFile(Generic[T]):
         except yaml.MarkedYAMLError as error:
             where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
             self.trouble = f"is not valid YAML: {where}{quoted(error.problem, 100)}"
-        except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        except (yaml.YAMLError, UnicodeDecodeError):
             self.trouble = "is not valid YAML"
         except ValueError as error:
             self.trouble = str(error)

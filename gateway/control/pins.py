@@ -6,9 +6,11 @@ filesystem has locks. The file holds nothing else.
 
 import fcntl
 import os
+import stat
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +22,8 @@ from gateway.control.verdicts import quoted
 from gateway.core.adapters import Revision
 
 NAME = "state.yaml"
+LOCK_WAIT = 5.0  # seconds
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NO_PINS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -64,12 +68,33 @@ class Pins:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time; without locks (some network shares) the last writer wins."""
+        """One writer at a time; without locks (some network shares) the last writer wins.
+
+        The file is opened like everything here: not through a link, not waiting for a pipe's other end, and not for ever.
+        """
         self._home.mkdir(parents=True, exist_ok=True)
-        with (self._home / f".{NAME}.lock").open("w") as lock:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = os.open(self._home / f".{NAME}.lock", _LOCK_FLAGS, 0o644)
+        try:
+            if not stat.S_ISREG(os.fstat(lock).st_mode):
+                raise ValueError(f".{NAME}.lock is not a regular file: remove it")
+            _lock(lock, time.monotonic() + LOCK_WAIT)
             yield
+        finally:
+            os.close(lock)
+
+
+def _lock(descriptor: int, end: float) -> None:
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise ValueError(f"another process has held .{NAME}.lock for {LOCK_WAIT:g} s: try again") from None
+            time.sleep(0.02)
+            continue
+        except OSError:
+            pass
+        return
 
 
 def parse_pins(document: Any) -> Mapping[str, str]:
