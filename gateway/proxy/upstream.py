@@ -158,13 +158,19 @@ class Connection(asyncio.Protocol):
             at = seen.index(HEAD_END, at) + 4
         return self._without_surplus(seen[at:]) if self.done else seen[at:]
 
-    def _without_surplus(self, data: bytes) -> bytes:
-        """The end of chunks without the empty lines that a parser lets pass behind it; the connection ends then, too."""
+    def _without_surplus(self, data: bytes, before: bytes = b"") -> bytes:
+        """The end of chunks without the empty lines that a parser lets pass behind it; the connection ends then, too.
+
+        `before` are the bytes read before these: the line ends that end the chunks may have begun there.
+        """
         bare = data.rstrip(b"\r\n")
-        if len(data) - len(bare) <= len(HEAD_END):
+        begun = b"" if bare else before[len(before.rstrip(b"\r\n")) :][-3:]
+        at = (begun + data[len(bare) :]).find(HEAD_END)
+        end = len(bare) + at + len(HEAD_END) - len(begun)
+        if at < 0 or end >= len(data):
             return data
         self.keep = False
-        return bare + HEAD_END
+        return data[:end]
 
     def at_chunk_boundary(self) -> bool:
         """Whether the bytes so far end between two chunks. Feeds the parser a last chunk: the connection is over."""
@@ -220,7 +226,7 @@ class Connection(asyncio.Protocol):
         if owner is None:
             self.abort()
             return
-        self.last = data
+        before, self.last = self.last, data
         template = self._template
         if template is not None and not self.seen and (at := template.body_at(data)):
             self._take_again(data, at)
@@ -236,7 +242,7 @@ class Connection(asyncio.Protocol):
         relay = self.relay
         if relay is not None:
             if self.done:
-                relay(self._without_surplus(data))
+                relay(self._without_surplus(data, before))
                 owner.relayed_all(self)
             else:
                 relay(data)

@@ -477,6 +477,26 @@ async def test_empty_lines_behind_the_last_chunk_are_not_passed_on(setup: Setup,
         client.close()
 
 
+@pytest.mark.parametrize("cut", range(1, 9))
+async def test_empty_lines_behind_chunks_that_are_read_in_two_pieces_are_not_passed_on(setup: Setup, cut: int) -> None:
+    """Wherever the read ends within the line ends that end the chunks, none of them is sent twice."""
+    end = b"x-t: 1\r\n\r\n\r\n\r\n"
+
+    async def script(call: Call) -> None:
+        call.open_stream()
+        call.write(b"1\r\na\r\n0\r\n" + end[: 5 + cut])
+        await asyncio.sleep(0.03)
+        call.write(end[5 + cut :])
+
+    async with replica(script) as fake, gateway(setup, table(fake)) as rig:
+        client = await rig.client()
+        client.post({"model": "alpha"})
+        assert (await client.answer()).body == b"a"
+        client.post({"model": "other"})
+        assert (await client.head())[0] == 404
+        client.close()
+
+
 async def test_bytes_on_an_idle_connection_end_it(setup: Setup) -> None:
     async def script(call: Call) -> None:
         call.answer(b"{}")
