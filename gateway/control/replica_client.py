@@ -5,11 +5,12 @@ that is answered 400 or 500 "Call to add_lora method failed" is a verdict on the
 that the replica does not see the files, FastAPI's bare 404 that run-time loading is switched off.
 """
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import msgspec
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.core.replica import ModelEntry
 
 _REASON_LENGTH = 600
+MAX_ANSWER = 32 * 1024 * 1024  # bytes: the model list of 10,000 adapters has 3 MB
 _ABSOLUTE_PATH = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"`,:;()\[\]]+/)+[^\s/'\"`,:;()\[\]]*")
 _ALREADY = "has already been loaded"
 _REFUSED_BY_ENGINE = "Call to add_lora method failed"
@@ -60,6 +62,11 @@ class Vitals:
     started_at: float | None
     running: int | None
     generated: float | None = None
+
+
+class _Reply(NamedTuple):
+    status: int
+    content: bytes
 
 
 class ReplicaError(Exception):
@@ -122,16 +129,16 @@ class ReplicaClient:
 
     async def probe(self) -> Probe:
         try:
-            answer = await self._http.get("/health")
+            answer = await self._ask("GET", "/health", self._http.timeout)
         except httpx.ConnectError as error:
             return Probe(False, "connection refused" if _is_refused(error) else "cannot connect", _is_refused(error))
         except httpx.TimeoutException:
             return Probe(False, "no answer to /health in time")
         except httpx.HTTPError as error:
             return Probe(False, f"/health: {type(error).__name__}")
-        if answer.status_code == 200:
+        if answer.status == 200:
             return Probe(True)
-        return Probe(False, f"/health answered {answer.status_code}")
+        return Probe(False, f"/health answered {answer.status}")
 
     async def models(self) -> list[ModelEntry]:
         """Its model list; raises ReplicaError."""
@@ -149,7 +156,7 @@ class ReplicaClient:
         running: int | None = None
         generated: float | None = None
         try:
-            for family in text_string_to_metric_families(answer.text):
+            for family in text_string_to_metric_families(answer.content.decode("utf-8", "replace")):
                 if family.name == "process_start_time_seconds":
                     started = family.samples[0].value
                 elif family.name == "vllm:num_requests_running":
@@ -164,7 +171,7 @@ class ReplicaClient:
         """Whether it generates: any answer in time says so, an error too (it may not generate text at all)."""
         body = {"model": model, "prompt": "a", "max_tokens": 1}
         try:
-            await self._http.post("/v1/completions", json=body, timeout=httpx.Timeout(seconds))
+            await self._ask("POST", "/v1/completions", httpx.Timeout(seconds), body)
         except httpx.HTTPError:
             return False
         return True
@@ -178,29 +185,48 @@ class ReplicaClient:
         answer = await self._control("/v1/unload_lora_adapter", {"lora_name": name}, self._list_timeout)
         return Answer(Outcome.OK) if answer.outcome is Outcome.MISSING else answer
 
-    async def _get(self, path: str) -> httpx.Response:
+    async def _ask(self, method: str, path: str, timeout: httpx.Timeout, body: dict[str, Any] | None = None) -> _Reply:
+        """One call, whole within the read timeout after the connect timeout, and not longer than MAX_ANSWER.
+
+        httpx counts its timeout anew with each byte, and takes an answer of any length. Raises httpx.HTTPError.
+        """
+        content = bytearray()
         try:
-            answer = await self._http.get(path, timeout=self._list_timeout)
+            async with (
+                asyncio.timeout((timeout.read or 0.0) + (timeout.connect or 0.0)),
+                self._http.stream(method, path, json=body, timeout=timeout) as answer,
+            ):
+                async for piece in answer.aiter_bytes():
+                    content += piece
+                    if len(content) > MAX_ANSWER:
+                        raise httpx.RemoteProtocolError(f"more than {MAX_ANSWER} bytes")
+        except TimeoutError:
+            raise httpx.ReadTimeout(f"no whole answer to {path} in time") from None
+        return _Reply(answer.status_code, bytes(content))
+
+    async def _get(self, path: str) -> _Reply:
+        try:
+            answer = await self._ask("GET", path, self._list_timeout)
         except httpx.TimeoutException as error:
             raise ReplicaError(f"no answer to {path} in time") from error
         except httpx.HTTPError as error:
             raise ReplicaError(f"{path}: {type(error).__name__}") from error
-        if answer.status_code in (401, 403):
-            raise ReplicaError(f"it refused the gateway's credentials ({answer.status_code})", credentials=True)
-        if answer.status_code != 200:
-            raise ReplicaError(f"{path} answered {answer.status_code}")
+        if answer.status in (401, 403):
+            raise ReplicaError(f"it refused the gateway's credentials ({answer.status})", credentials=True)
+        if answer.status != 200:
+            raise ReplicaError(f"{path} answered {answer.status}")
         return answer
 
     async def _control(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Answer:
         try:
-            answer = await self._http.post(path, json=body, timeout=timeout)
+            answer = await self._ask("POST", path, timeout, body)
         except httpx.ConnectError:
             return Answer(Outcome.ERROR, "cannot connect")
         except httpx.TimeoutException:
             return Answer(Outcome.TIMEOUT, "no answer in time", settled=False)
         except httpx.HTTPError as error:
             return Answer(Outcome.ERROR, f"the connection broke ({type(error).__name__})", settled=False)
-        return self._meaning(answer.status_code, answer.content)
+        return self._meaning(answer.status, answer.content)
 
     def _meaning(self, status: int, content: bytes) -> Answer:
         if status == 200:

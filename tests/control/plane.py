@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -34,10 +34,15 @@ from tests.waiting import until
 QUICK = Policy(probe_interval=0.05, drift_interval=0.3, unload_linger=0.3, unhealthy_after=3)
 
 
+class Located(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
 class ChosenSource:
     """The set of replicas is what was chosen last."""
 
-    def __init__(self, sims: Iterable[Sim]) -> None:
+    def __init__(self, sims: Iterable[Located]) -> None:
         self._set = frozenset(Address.parse(sim.url) for sim in sims)
         self._changed = asyncio.Event()
 
@@ -53,7 +58,7 @@ class ChosenSource:
 
 
 class Plane:
-    def __init__(self, root: Path, *sims: Sim, preload: int | None = None, snapshots: str = "link", **policy: Any) -> None:
+    def __init__(self, root: Path, *sims: Located, preload: int | None = None, snapshots: str = "link", **policy: Any) -> None:
         self.root = root
         self.closing = False
         self.registry, self.metrics, self.source = Registry(), Metrics("test"), ChosenSource(sims)
@@ -101,10 +106,10 @@ class Plane:
 
     # what is known
 
-    def replica(self, sim: Sim) -> Replica:
+    def replica(self, sim: Located) -> Replica:
         return self.registry.stations[Address.parse(sim.url).id].replica
 
-    def phase(self, sim: Sim) -> Phase:
+    def phase(self, sim: Located) -> Phase:
         return self.replica(sim).phase
 
     def adapter(self, name: str) -> Adapter:

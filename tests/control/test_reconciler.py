@@ -1,6 +1,8 @@
 """One replica is probed and looked at: its phases, its restarts, what it holds."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -48,6 +50,36 @@ async def test_a_refused_connection_is_down_at_once_and_comes_back(plane: Plane,
         assert "refused" in plane.replica(sim).reason
         await sim.start()
         await plane.ready(sim)
+
+
+@dataclass
+class Freezing:
+    """A replica that takes connections and answers nothing from its next probe on: a stopped process."""
+
+    url: str = ""
+    freezes: bool = False
+    frozen: bool = False
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.frozen = self.frozen or (self.freezes and b"/health" in head)
+        if not self.frozen:
+            body = b'{"data": [{"id": "base-a"}]}' if b"/v1/models" in head else b""
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        else:
+            await reader.read()  # until the other side gives up
+        writer.close()
+
+
+async def test_a_replica_that_answers_nothing_is_down_after_its_probes_whatever_else_is_due(tmp_path: Path) -> None:
+    """Its model list, which has ten seconds, is not asked for in between."""
+    replica = Freezing()
+    async with await asyncio.start_server(replica.serve, "127.0.0.1", 0) as server:
+        replica.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        plane = Plane(tmp_path, replica, drift_interval=0.01)
+        async with running(plane):
+            replica.freezes = True
+            await until(lambda: plane.phase(replica) is Phase.DOWN, 6.0)
 
 
 async def test_a_probe_that_fails_now_and_then_takes_nothing_out(plane: Plane, sim: Sim) -> None:

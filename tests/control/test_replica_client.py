@@ -3,12 +3,14 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from gateway.control import replica_client
 from gateway.control.replica_client import Outcome, ReplicaClient, ReplicaError
 from gateway.core.replica import ModelEntry
+from tests.waiting import until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 KEY = "up-key-7f3a"
@@ -146,3 +148,45 @@ async def test_an_unload_of_an_unknown_name_has_reached_the_wanted_state() -> No
     body = envelope("The lora adapter 'x' cannot be found.", "NotFoundError", 404)
     async with replica(404, body) as client:
         assert (await client.unload("x")).outcome is Outcome.OK
+
+
+@asynccontextmanager
+async def endless(piece: bytes, pause: float) -> AsyncIterator[ReplicaClient]:
+    """A client of a server whose answers never end: `piece` after `piece`, `pause` seconds in between."""
+
+    serving: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(writer)
+        with suppress(OSError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(pause)
+        writer.close()
+        serving.discard(writer)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = ReplicaClient(url, api_key=None, connect_timeout=0.2, probe_timeout=0.3, load_timeout=0.3, shown={})
+        yield client
+        await client.close()
+        await until(lambda: not serving)
+
+
+async def test_an_answer_that_comes_byte_by_byte_is_out_of_time_like_any_other() -> None:
+    async with endless(b"x", 0.05) as client, asyncio.timeout(5):
+        assert (await client.probe()).reason == "no answer to /health in time"
+        assert (await client.load("x", "/x")).outcome is Outcome.TIMEOUT
+        assert not await client.token("base-a", 0.2)
+
+
+async def test_an_answer_without_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_client, "MAX_ANSWER", 1_000_000)
+    async with endless(b"x" * 100_000, 0.0) as client, asyncio.timeout(5):
+        assert not (await client.probe()).ok
+        with pytest.raises(ReplicaError, match="/v1/models"):
+            await client.models()
+        assert (await client.load("x", "/x")).outcome is Outcome.ERROR
