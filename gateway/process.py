@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 
 import structlog
@@ -25,6 +26,7 @@ from gateway.settings import Settings
 log = structlog.get_logger("gateway")
 BACKLOG = 4096
 KEEP_ALIVE = 75  # seconds that an idle client connection stays open
+THREADS_WAIT = 3.0  # seconds for threads that look at files to come back, once all else has ended
 GRACE = 5.0  # seconds after the drain until connections are cut
 
 
@@ -69,10 +71,25 @@ def run(settings: Settings) -> int:
         print(f"lora-gateway: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
         return 1
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(settings, listening))
+        with ExitStack() as last, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            code = runner.run(_serve(settings, listening))
+            listening.close()
+            last.enter_context(ending_within(THREADS_WAIT, code))
+            return code
     finally:
         listening.close()
+
+
+@contextmanager
+def ending_within(seconds: float, code: int) -> Iterator[None]:
+    """End the process with `code` when the block takes longer: Python waits for threads, and one may hang in a share."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _can_trace() -> bool:
