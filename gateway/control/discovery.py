@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,8 +82,9 @@ class FileSource:
 class DnsSource:
     """Every address of a host name is a replica; resolved again each `interval` seconds by the system's resolver."""
 
-    def __init__(self, host: str, port: int, interval: float) -> None:
+    def __init__(self, host: str, port: int, interval: float, resolve: "Resolve | None" = None) -> None:
         self._host, self._port, self._interval = host, port, interval
+        self._resolver = resolve or resolve_by_system
 
     async def addresses(self) -> AsyncIterator[frozenset[Address]]:
         last: frozenset[Address] | None = None
@@ -95,14 +96,21 @@ class DnsSource:
             await asyncio.sleep(self._interval)
 
     async def _resolve(self) -> frozenset[Address]:
-        loop = asyncio.get_running_loop()
         try:
-            rows = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except OSError as error:
+            hosts = await self._resolver(self._host, self._port)
+        except (OSError, UnicodeError) as error:
             log.warning("the replicas' name cannot be resolved; keeping the last replicas", name=self._host, reason=str(error))
             return frozenset()
-        hosts = {str(row[4][0]) for row in rows}
         return frozenset(Address.parse(f"http://[{h}]:{self._port}" if ":" in h else f"http://{h}:{self._port}") for h in hosts)
+
+
+Resolve = Callable[[str, int], Awaitable[Iterable[str]]]
+
+
+async def resolve_by_system(host: str, port: int) -> set[str]:
+    """Every address, of both families. Raises OSError."""
+    rows = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return {str(row[4][0]) for row in rows}
 
 
 def parse_replicas(text: str) -> frozenset[Address]:

@@ -52,3 +52,28 @@ async def test_the_file_is_followed_and_a_broken_one_keeps_the_last_set(tmp_path
 async def test_every_address_of_a_name_is_a_replica() -> None:
     async with asyncio.timeout(5):
         assert "127.0.0.1:8000" in ids(await anext(DnsSource("localhost", 8000, 1.0).addresses()))
+
+
+async def test_one_name_many_pods_the_name_is_resolved_again_and_a_failing_resolver_keeps_the_last_set() -> None:
+    replies: list[set[str] | OSError] = [
+        OSError("not yet"),
+        {"10.0.0.1", "10.0.0.2"},
+        OSError("down"),
+        {"10.0.0.2", "10.0.0.1"},
+        {"10.0.0.2", "fd00::3"},
+    ]
+    asked: list[str] = []
+
+    async def resolve(host: str, port: int) -> set[str]:
+        asked.append(f"{host}:{port}")
+        reply = replies.pop(0) if len(replies) > 1 else replies[0]
+        if isinstance(reply, OSError):
+            raise reply
+        return reply
+
+    found = DnsSource("vllm", 8000, 0.01, resolve).addresses()
+    async with asyncio.timeout(5):
+        assert ids(await anext(found)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+        assert ids(await anext(found)) == ["10.0.0.2:8000", "[fd00::3]:8000"]
+    assert set(asked) == {"vllm:8000"}
+    assert len(asked) == 5
