@@ -128,6 +128,13 @@ class AdapterIncomplete(GatewayError):
     status, type, code, retry_after = 503, "service_unavailable", "adapter_incomplete", 5
 
 
+class AdapterLost(AdapterIncomplete):
+    """A moment's state, not a verdict: the files are looked at until they are whole, other ones, or gone."""
+
+    def __init__(self, adapter: str, reason: str) -> None:
+        super().__init__(f"The LoRA adapter '{adapter}' waits for its files to be found whole: {reason}", param="model")
+
+
 class AdapterLoading(GatewayError):
     status, type, code, retry_after = 503, "service_unavailable", "adapter_loading", 1
 

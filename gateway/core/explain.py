@@ -12,6 +12,7 @@ from gateway.core.adapters import Revision
 from gateway.core.aliases import Alias
 from gateway.core.bases import Fit
 from gateway.core.errors import (
+    AdapterLost,
     AdapterQuarantined,
     AdapterRejected,
     GatewayError,
@@ -233,7 +234,7 @@ def _hopeless(registry: Registry, route: Route, now: float) -> GatewayError | No
     if adapter is None:
         return NoReplica(f"No replica that serves '{route.model}' is ready.")
     if adapter.revision in registry.lost:
-        return AdapterRejected(adapter.name, registry.lost[adapter.revision])
+        return AdapterLost(adapter.name, registry.lost[adapter.revision])
     holders = placed(adapter, replicas, registry.bases)
     if not holders:
         if any(r.ready and r.lora is LoraSupport.UNSUPPORTED for r in replicas):

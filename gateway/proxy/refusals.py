@@ -6,6 +6,7 @@ from gateway.core.adapters import Adapter
 from gateway.core.bases import Fit
 from gateway.core.errors import (
     AdapterLoading,
+    AdapterLost,
     AdapterRejected,
     GatewayError,
     NoReplica,
@@ -40,7 +41,7 @@ class Refusals:
             return
         adapter = route.adapter
         if adapter.revision in registry.lost:
-            raise AdapterRejected(adapter.name, registry.lost[adapter.revision])
+            raise AdapterLost(adapter.name, registry.lost[adapter.revision])
         holders = placed(adapter, registry.replicas(), registry.bases)
         if ready and not holders:
             self._refuse_unplaceable(ready)

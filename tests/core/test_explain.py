@@ -229,6 +229,9 @@ def test_lost_files_and_several_bases_are_told() -> None:
     fleet = registry(holding(1))
     fleet.lose(SQL.revision, "its files changed")
     assert (told(fleet).outcome, missing(told(fleet))) == (Outcome.REFUSED, {"r1:8000": "its files changed"})
+    lost = told(fleet).error
+    assert lost is not None
+    assert (lost.status, lost.code) == (503, "adapter_incomplete"), "it heals: 400 would be for ever"
     two = registry(replica(1, bases=("x",)), replica(2, bases=("y",)))
     assert told(two).stands_for == "an adapter that does not fit the replicas"
     several = told(two, "").error

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.adapters import Adapter, Catalog, Revision
 from gateway.core.errors import (
+    AdapterIncomplete,
     AdapterLoading,
     AdapterRejected,
     GatewayError,
@@ -174,6 +175,14 @@ async def test_an_old_passing_failure_does_not_end_a_new_wait_but_a_standing_ver
     gate.fail(one, FailureKind.REJECTED)
     with pytest.raises(AdapterRejected, match="Failed to load LoRA adapter 'sql': the reason"):
         await gate.admission.enter("sql")
+
+
+async def test_files_that_changed_under_a_revision_are_no_verdict_on_it_clients_are_told_to_try_again() -> None:
+    gate = Gate(replica(1, {"sql": SQL.load_path}))
+    gate.registry.lose(SQL.revision, "its files changed")
+    with pytest.raises(AdapterIncomplete, match="its files changed") as told:
+        await gate.admission.enter("sql")
+    assert (told.value.status, told.value.retry_after) == (503, 5)
 
 
 async def test_rank_too_big_names_the_rank_and_the_flag() -> None:
