@@ -35,7 +35,7 @@ class Reconciler:
         self._dirty = asyncio.Event()
         self._loader = Loader(station, client, around, self._dirty.set)
         self._health = Health()
-        self._answers = False  # it is up and answered its last probe: while it hangs, looking would only delay the verdict
+        self._mute = False  # its last probe got no answer: while it hangs, looking would only delay the verdict
         self._pulse = Pulse(station, client, around.clock, around.policy.silence)
         self._probe_at = self._observe_at = 0.0
         self._started_at: float | None = None  # of the present process, as its metrics say
@@ -128,7 +128,7 @@ class Reconciler:
         if self._loader.told_draining:
             self._loader.told_draining = False
             self.tell_draining()
-        if self._answers and (self._fresh or self._loader.observe or clock() >= self._observe_at):
+        if self._health.up and not self._mute and (self._fresh or self._loader.observe or clock() >= self._observe_at):
             await self._observe()
         if self._health.up and self._pulse.is_due():
             loads.create_task(self._feel_pulse(), name=f"a token of {self.id}")
@@ -153,7 +153,7 @@ class Reconciler:
             self._health = Health()
         else:
             self._health = self._health.after(probe.ok, rise=policy.healthy_after, fall=policy.unhealthy_after)
-        self._answers = self._health.up and probe.ok
+        self._mute = probe.mute
         if probe.ok:
             self._station.last_seen = self._around.wall()
         if self._health.up:

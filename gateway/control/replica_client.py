@@ -48,11 +48,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """`refused`: nobody listens there, so the process is gone."""
+    """`refused`: nobody listens there, so the process is gone; `mute`: no answer in time."""
 
     ok: bool
     reason: str = ""
     refused: bool = False
+    mute: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class ReplicaClient:
         except httpx.ConnectError as error:
             return Probe(False, "connection refused" if _is_refused(error) else "cannot connect", _is_refused(error))
         except httpx.TimeoutException:
-            return Probe(False, "no answer to /health in time")
+            return Probe(False, "no answer to /health in time", mute=True)
         except httpx.HTTPError as error:
             return Probe(False, f"/health: {type(error).__name__}")
         if answer.status == 200:
