@@ -54,7 +54,7 @@ class Evidence(NamedTuple):
 class Death:
     """`running` (when the last failed request was sent) and `loading` are the suspects that have not done well since."""
 
-    at: float
+    at: float  # when the first of its requests broke off; it is noticed later
     replica: str
     running: dict[Revision, float] = field(default_factory=dict)
     loading: set[Revision] = field(default_factory=set)
@@ -121,7 +121,8 @@ class Strikes:
             if not failure.loading:
                 sent.setdefault(failure.revision, []).append(failure.sent_at)
         running = {revision: max(times) for revision, times in sent.items() if known.there.get(revision, 0.0) <= min(times)}
-        return Death(at, replica, running, (loads | set(loading)) - known.held, bool(running))
+        first = min((failure.at for failure in noted), default=at)
+        return Death(min(at, first), replica, running, (loads | set(loading)) - known.held, bool(running))
 
     def forget_replica(self, replica: str) -> None:
         self._failures.pop(replica, None)

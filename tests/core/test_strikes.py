@@ -83,7 +83,7 @@ def test_an_answer_before_the_earlier_death_clears_nobody() -> None:
     fail(strikes, "r1", BAD, 99.0)
     die(strikes, "r1", 100.0, ())
     fail(strikes, "r2", BAD, 109.0)
-    assert die(strikes, "r2", 110.0, (), {BAD: 99.0}, {BAD: 100.0}) == [BAD]
+    assert die(strikes, "r2", 110.0, (), {BAD: 98.0}, {BAD: 99.0}) == [BAD]
 
 
 def test_an_answer_on_the_dying_replica_after_the_failed_request_was_sent_clears() -> None:
@@ -164,3 +164,11 @@ def test_who_is_held_by_another_replica_does_not_kill_by_being_loaded() -> None:
     strikes = Strikes()
     die(strikes, "r1", 100.0, [BAD, GOOD])
     assert strikes.died("r2", 200.0, [BAD, GOOD], Evidence(held={GOOD})) == [BAD]
+
+
+def test_a_retry_is_told_from_a_request_that_ran_meanwhile_also_when_a_death_is_noticed_late() -> None:
+    strikes = Strikes()
+    fail(strikes, "r1", BAD, 99.1, sent_at=99.0)
+    fail(strikes, "r2", BAD, 99.3, sent_at=99.2)
+    die(strikes, "r1", 101.0, ())
+    assert die(strikes, "r2", 101.2, ()) == [BAD]
