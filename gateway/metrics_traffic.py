@@ -14,6 +14,8 @@ from prometheus_client.registry import Collector
 
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)  # seconds
 OTHER = "other"  # the model of a request that names nothing known
+# Every fleet is asked these: their distributions are there from the start, so that not even a first made-up name adds them.
+_USUAL = ("/v1/chat/completions", "/v1/completions")
 
 
 class Spread:
@@ -37,14 +39,18 @@ class Spread:
         return rows
 
 
+def _spreads() -> defaultdict[str, Spread]:
+    return defaultdict(Spread, {endpoint: Spread() for endpoint in _USUAL})
+
+
 class Traffic(Collector):
     """Labels are known names: `model` is a base model, an adapter, a static LoRA or `other`."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._requests: defaultdict[tuple[str, str, int], int] = defaultdict(int)
-        self._durations: defaultdict[str, Spread] = defaultdict(Spread)
-        self._first_bytes: defaultdict[str, Spread] = defaultdict(Spread)
+        self._durations = _spreads()
+        self._first_bytes = _spreads()
         self._by_model: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0.0])  # first bytes: how many, seconds
 
     def finished(self, model: str, endpoint: str, code: int, seconds: float, first_byte: float | None) -> None:

@@ -69,6 +69,10 @@ async def series(gateway: Running) -> set[tuple[str, frozenset[tuple[str, str]]]
     return {(sample.name, frozenset(sample.labels.items())) for family in families for sample in family.samples}
 
 
+async def lines(gateway: Running) -> int:
+    return len((await gateway.client.get("/metrics")).text.splitlines())
+
+
 async def shown(gateway: Running) -> set[str]:
     """Every label value of every series."""
     return {value for _, labels in await series(gateway) for _, value in labels}
@@ -163,6 +167,14 @@ async def test_label_flood_junk_names_add_no_series(tmp_path: Path) -> None:
         assert await series(gateway) == before
         assert (await values(gateway, "requests", "model"))["other"] == JUNK + 1
         assert not any("junk" in value for value in await shown(gateway))
+
+
+async def test_label_flood_of_a_gateway_that_was_never_asked_adds_at_most_five_lines(tmp_path: Path) -> None:
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        before = await lines(gateway)
+        assert await flood(gateway.url, range(JUNK // CLIENTS)) == {b"404"}
+        assert (await values(gateway, "requests", "model"))["other"] == JUNK // CLIENTS
+        assert await lines(gateway) - before <= 5
 
 
 async def test_label_flood_paths_methods_and_headers_make_no_labels(tmp_path: Path) -> None:
