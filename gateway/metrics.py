@@ -97,6 +97,7 @@ class Metrics:
         self._drift.labels(replica)
         for outcome in _OUTCOMES:
             self._loads.labels(replica, outcome)
+            self._unloads.labels(replica, outcome)
         for kind in _KINDS:
             self._upstream_errors.labels(replica, kind)
 

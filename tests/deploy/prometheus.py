@@ -29,6 +29,12 @@ class Prometheus:
         samples = [(row["metric"], float(row["value"][1])) for row in answer["data"]["result"]]
         return [(labels, value) for labels, value in samples if not math.isnan(value)]
 
+    async def label_values(self, metric: str, label: str) -> set[str]:
+        """As a dashboard's variable asks for them."""
+        answer = (await self._client.get(f"/api/v1/label/{label}/values", params={"match[]": metric})).json()
+        assert answer["status"] == "success", f"{metric}: {answer}"
+        return set(answer["data"])
+
 
 @asynccontextmanager
 async def prometheus(folder: Path, jobs: Mapping[str, Sequence[str]], rules: Path) -> AsyncIterator[Prometheus]:

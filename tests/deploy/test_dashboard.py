@@ -1,12 +1,14 @@
 """Every panel of the dashboard shows something: a real Prometheus scrapes a real gateway with simulated replicas under
-load and is asked every panel's query. What only a fault fills is empty before the fault and filled after it."""
+load and is asked every panel's query until it tells something other than 0: a row of noughts would come from a query of
+the wrong counter too. What only a fault fills is empty or 0 before the fault and filled after it."""
 
 import asyncio
 import json
+import re
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from replica.sim import Sim
 from tests.adapters import write_adapter
 from tests.deploy.prometheus import Prometheus, prometheus
 from tests.system.fleet import Running, Sims, replicas, running
-from tests.waiting import until_true
+from tests.waiting import until, until_true
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboard.json").read_text())
@@ -28,12 +30,16 @@ WINDOW = "5s"  # what $__rate_interval is here: ten scrapes
 QUIET = 3.0  # seconds: files older than two are taken at the first look
 WITHIN = 20.0  # seconds until a query must show something
 ONLY_ON_FAULT = {  # panel -> what fills it
+    "Error ratio": "a replica that answers 500",
     "Adapters in trouble": "a folder that is no adapter",
     "Alerts": "a replica that is down",
     "Unconverged, by adapter (top 20)": "a replica that answers loads with 500",
     "Loads that fail": "a replica that answers loads with 500",
     "Refused folders": "a folder that is no adapter",
-    "Server errors by adapter (top 20)": "replicas that answer 500",
+    "Server errors by adapter (top 20)": "a replica that answers 500",
+    "Drift repairs": "a replica that lost an adapter",
+    "Requests sent again": "a replica that lost an adapter",
+    "Quarantines": "an adapter that kills replicas",
     "Errors by replica (top 20)": "a replica that is killed",
 }
 UNITS = {"short", "s", "reqps", "ops", "percentunit", "bytes", "dateTimeFromNow"}
@@ -43,47 +49,58 @@ needs_prometheus = pytest.mark.skipif(
 )
 
 
-def queries(panel: dict[str, Any]) -> list[str]:
-    """As Grafana sends them while every adapter and replica is chosen."""
-    return [filled(target["expr"]) for target in panel["targets"]]
-
-
-def filled(expr: str) -> str:
-    for name, variable in VARIABLES.items():
-        expr = expr.replace(f"${name}", variable["allValue"])
-    return expr.replace("$__rate_interval", WINDOW)
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """By query: how many samples it gave while all was well (the most), just before the faults, and after them."""
+    """By query: how many samples other than 0 it gave while all was well (the most), just before the faults, after them."""
 
-    well: dict[str, int]
-    before: dict[str, int]
-    after: dict[str, int]
+    well: Mapping[str, int]
+    before: Mapping[str, int]
+    after: Mapping[str, int]
+    narrowed: Mapping[str, Sequence[Mapping[str, str]]]  # the labels it gave while one adapter and one replica were chosen
+    offered: Mapping[str, set[str]]  # what each variable lets people choose
+    replicas: Sequence[str]
 
     def gave(self, title: str, query: str) -> int:
         return (self.after if title in ONLY_ON_FAULT else self.well)[query]
+
+
+EVERYTHING = {name: variable["allValue"] for name, variable in VARIABLES.items()}
+
+
+def queries(panel: dict[str, Any], chosen: Mapping[str, str] = EVERYTHING) -> list[str]:
+    """As Grafana sends them."""
+    return [filled(target["expr"], chosen) for target in panel["targets"]]
+
+
+def filled(expr: str, chosen: Mapping[str, str]) -> str:
+    for name, value in chosen.items():
+        expr = expr.replace(f"${name}", value)
+    return expr.replace("$__rate_interval", WINDOW)
 
 
 async def observe(folder: Path) -> Seen:
     adapters = folder / "adapters"
     for number, name in enumerate(("alpha", "beta", "gamma")):
         write_adapter(adapters / name, seed=number, age=QUIET)
-    slow = {"token_seconds": 0.02, "load_seconds": 0.2, "max_loras": 8}
+    slow = {"token_seconds": 0.02, "load_seconds": 0.2, "max_loras": 1, "max_cpu_loras": 8}
     async with replicas(3, **slow) as fleet, running(adapters, *fleet.all, unload_linger=0.1) as gateway:
-        jobs = {"lora-gateway": [netloc(gateway.url)], "vllm": [netloc(sim.url) for sim in fleet.all]}
-        async with prometheus(folder, jobs, ROOT / "deploy/prometheus/rules") as there, load(gateway):
-            await gateway.ready(3)
-            for name in ("alpha", "beta", "gamma"):
-                await gateway.becomes(name, "ready")
-            await until_true(lambda: is_watched(there), WITHIN)
-            usual = [q for panel in PANELS if panel["title"] not in ONLY_ON_FAULT for q in queries(panel)]
-            well = await gather(there, usual, lambda: live(adapters, gateway, fleet))
-            rare = [q for panel in PANELS if panel["title"] in ONLY_ON_FAULT for q in queries(panel)]
-            before = {q: len(await there.query(q)) for q in rare}
-            await break_things(adapters, fleet)
-            return Seen(well, before, await gather(there, rare))
+        there = [netloc(sim.url) for sim in fleet.all]
+        jobs = {"lora-gateway": [netloc(gateway.url)], "vllm": there}
+        async with prometheus(folder, jobs, ROOT / "deploy/prometheus/rules") as source:
+            async with load(gateway):
+                await gateway.ready(3)
+                for name in ("alpha", "beta", "gamma"):
+                    await gateway.becomes(name, "ready")
+                await until_true(lambda: is_watched(source), WITHIN)
+                usual = [q for panel in PANELS if panel["title"] not in ONLY_ON_FAULT for q in queries(panel)]
+                well = await gather(source, usual, live(adapters, gateway, fleet))
+                narrowed = await narrow(source, {"adapter": "alpha", "replica": re.escape(there[0]).replace("\\", r"\\")})
+                offered = {name: await options(source, variable) for name, variable in VARIABLES.items()}
+                rare = [q for panel in PANELS if panel["title"] in ONLY_ON_FAULT for q in queries(panel)]
+                before = await told(source, rare)
+                broken = await gather(source, [q for q in rare if "quarantines" not in q], break_things(adapters, fleet))
+            deadly = await gather(source, [q for q in rare if "quarantines" in q], kill_replicas(gateway, fleet))
+            return Seen(well, before, {**broken, **deadly}, narrowed, offered, there)
 
 
 async def is_watched(there: Prometheus) -> bool:
@@ -115,13 +132,15 @@ async def load(gateway: Running) -> AsyncIterator[None]:
 
 
 async def live(adapters: Path, gateway: Running, fleet: Sims) -> None:
-    """An ordinary day: an adapter that is asked for while it is loaded, and one that is taken away."""
+    """An ordinary day: an adapter that is asked for while it is loaded, one that is taken away, a client that leaves."""
     await asyncio.gather(*(spoil(sim, load_seconds=1.0) for sim in fleet.all))
     write_adapter(adapters / "fresh", seed=7, age=QUIET)
     assert (await gateway.chat("fresh")).status_code == 200
     await gateway.becomes("fresh", "ready")
     shutil.rmtree(adapters / "gamma")
     await gateway.becomes("gamma", None)
+    with pytest.raises(httpx.ReadTimeout):
+        await gateway.client.post("/v1/completions", json={"model": "alpha", "prompt": "hi"}, timeout=0.05)
 
 
 async def spoil(sim: Sim, **faults: Any) -> None:
@@ -131,32 +150,72 @@ async def spoil(sim: Sim, **faults: Any) -> None:
 
 async def break_things(adapters: Path, fleet: Sims) -> None:
     write_adapter(adapters / "junk", age=QUIET, peft_type="PROMPT_TUNING")
-    await spoil(fleet.all[1], load_status=500)
-    await spoil(fleet.all[2], status=500, names=["beta"])
+    await spoil(fleet.all[1], load_status=503, status=500)
     write_adapter(adapters / "late", seed=9, age=QUIET)
+    fleet.all[2].forget()
     fleet.all[0].kill()
 
 
-async def gather(
-    there: Prometheus, wanted: list[str], meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
-) -> dict[str, int]:
-    """Ask until each query has given something, or the time is over; the most that each gave."""
-    most: Counter[str] = Counter(dict.fromkeys(wanted, 0))
-    acting = asyncio.create_task(meanwhile()) if meanwhile is not None else None
+async def kill_replicas(gateway: Running, fleet: Sims) -> None:
+    """With one adapter's requests only, so that it is the only suspect, until it is taken out of use."""
+    for sim in fleet.all:
+        sim.heal()
+        sim.inject(die_on_request="kill", names=("late",))
 
-    async def all_gave() -> bool:
-        for query in [query for query in wanted if not most[query]]:
-            most[query] = len(await there.query(query))
+    async def convicted() -> bool:
+        for sim in fleet.all:
+            if not sim.healthy:
+                await until(sim.exited.is_set)
+                await sim.start()
+        await gateway.ready(len(fleet.all))
+        return (await gateway.chat("late")).status_code == 400
+
+    await until_true(convicted, WITHIN)
+
+
+async def told(source: Prometheus, wanted: Sequence[str]) -> dict[str, int]:
+    """How many samples other than 0 each query gives now."""
+    return {query: sum(value != 0 for _, value in await source.query(query)) for query in wanted}
+
+
+async def gather(source: Prometheus, wanted: Sequence[str], meanwhile: Coroutine[Any, Any, None]) -> dict[str, int]:
+    """Ask until each query has told something, or the time is over; the most that each told."""
+    most = dict.fromkeys(wanted, 0)
+    acting = asyncio.create_task(meanwhile)
+
+    async def all_told() -> bool:
+        most.update(await told(source, [query for query in wanted if not most[query]]))
         return all(most.values())
 
     try:
-        await until_true(all_gave, WITHIN)
-    except AssertionError:
-        pass  # the tests tell which
+        with suppress(AssertionError):  # the test tells which
+            await until_true(all_told, WITHIN)
     finally:
-        if acting is not None:
-            await acting
-    return dict(most)
+        await acting
+    return most
+
+
+async def narrow(source: Prometheus, chosen: Mapping[str, str]) -> dict[str, list[Mapping[str, str]]]:
+    """Every query that a choice concerns, until it gives a row, or the time is over; the rows' labels."""
+    exprs = [target["expr"] for panel in PANELS if panel["title"] not in ONLY_ON_FAULT for target in panel["targets"]]
+    rows: dict[str, list[Mapping[str, str]]] = {
+        filled(expr, chosen): [] for expr in exprs if any(f"${name}" in expr for name in chosen)
+    }
+
+    async def all_gave() -> bool:
+        for query in [query for query, given in rows.items() if not given]:
+            rows[query] = [labels for labels, _ in await source.query(query)]
+        return all(rows.values())
+
+    with suppress(AssertionError):  # the test tells which
+        await until_true(all_gave, WITHIN)
+    return rows
+
+
+async def options(source: Prometheus, variable: dict[str, Any]) -> set[str]:
+    asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["query"]["query"])
+    assert asked, variable["query"]
+    return await source.label_values(asked[1], asked[2])
 
 
 @needs_prometheus
@@ -166,6 +225,11 @@ async def test_every_query_of_every_panel_shows_something_and_faults_fill_what_o
     silent = {(panel["title"], query) for panel in PANELS for query in queries(panel) if not seen.gave(panel["title"], query)}
     assert silent == set()
     assert {query for query, samples in seen.before.items() if samples} == set()
+    assert {query for query, rows in seen.narrowed.items() if not rows} == set()
+    rows = [labels for rows in seen.narrowed.values() for labels in rows]
+    assert {labels[kind] for labels in rows for kind in ("adapter", "model") if kind in labels} == {"alpha"}
+    assert {labels[kind] for labels in rows for kind in ("replica", "instance") if kind in labels} == {seen.replicas[0]}
+    assert seen.offered == {"adapter": {"alpha", "beta", "gamma", "fresh"}, "replica": set(seen.replicas)}
 
 
 @any_panel

@@ -259,6 +259,14 @@ async def test_metric_truth_a_replica_that_is_gone_takes_its_series_with_it(tmp_
             await until_true(gone, 8.0)
 
 
+async def test_metric_truth_counters_of_a_replica_begin_at_zero_so_that_their_first_increase_is_seen(tmp_path: Path) -> None:
+    async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
+        families, replica = await scrape(gateway), httpx.URL(fleet.all[0].url).netloc.decode()
+        for name in ("adapter_loads", "adapter_unloads", "drift_repairs", "upstream_errors", "replica_requests"):
+            counts = [s for s in families[f"lora_gateway_{name}"].samples if s.name.endswith("_total")]
+            assert {(s.labels["replica"], s.value) for s in counts} == {(replica, 0.0)}, name
+
+
 async def test_metric_truth_an_error_counted_after_its_replica_left_makes_no_series(tmp_path: Path) -> None:
     async with replicas(1) as fleet, running(tmp_path, *fleet.all) as gateway:
         gateway.gateway.metrics.upstream_error("long-gone:8000", "closed")
