@@ -65,9 +65,10 @@ def test_each_alert_is_seen_firing_and_quiet(alert: dict[str, Any]) -> None:
 
 
 @any_alert
-def test_each_alert_names_its_object_and_its_page(alert: dict[str, Any]) -> None:
+def test_each_alert_says_how_long_how_bad_what_and_where_to_read_on(alert: dict[str, Any]) -> None:
     notes = alert["annotations"]
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
+    assert re.fullmatch(r"\d+[smh]", alert["for"])
     assert notes["summary"]
     named = set(re.findall(r"\$labels\.(\w+)", notes["description"]))
     assert named & OBJECTS or alert["expr"].startswith("absent(")
