@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 from gateway.core.registry import Registry
+from gateway.core.replica import Phase
+from gateway.core.standing import State
 from gateway.metrics import Metrics
+from tests.core.fleet import catalog, replica
 
 ROOT = Path(__file__).parents[2]
 RULES = sorted((ROOT / "deploy/prometheus/rules").glob("*.yml"))
@@ -101,3 +104,29 @@ async def test_rules_docs_and_dashboard_ask_for_metrics_that_exist() -> None:
         asked |= set(re.findall(r"(?<![:\w])lora_gateway_\w+", text))
     assert asked
     assert {name for name in asked if name not in exposed and re.sub(r"_(bucket|sum|count)$", "", name) not in exposed} == set()
+
+
+async def test_rules_match_label_values_that_exist() -> None:
+    registry = Registry()
+    registry.replace_catalog(catalog(), 0.0)
+    registry.join(replica(1))
+    metrics = Metrics("0")
+    metrics.watch(registry, lambda: "events", lambda: 0.0)
+    text = (await metrics.exposition()).decode()
+    outcomes = set(re.findall(r'^lora_gateway_adapter_loads_total{.*outcome="(\w+)"', text, re.MULTILINE))
+    known = {
+        "lora_gateway_replica_phase": {"phase": {*Phase}},
+        "lora_gateway_adapter_state": {"state": {*State}},
+        "lora_gateway_watch_events": {"mode": set(re.findall(r'mode="(\w+)"', text))},
+        "lora_gateway_adapter_loads_total": {"outcome": outcomes},
+    }
+    asked = [
+        (metric, label, value)
+        for rule in ALERTS
+        for metric, labels in re.findall(r"(lora_gateway_\w+){(.+?)}", rule["expr"])
+        for label, values in re.findall(r'(\w+)[=!]~?"(.+?)"', labels)
+        for value in values.split("|")
+        if metric in known
+    ]
+    assert {metric for metric, _, _ in asked} == known.keys()
+    assert [row for row in asked if row[2] not in known[row[0]][row[1]]] == []
