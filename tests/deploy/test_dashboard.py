@@ -33,8 +33,8 @@ ONLY_ON_FAULT = {  # panel -> what fills it
     "Error ratio": "a replica that answers 500",
     "Adapters in trouble": "a folder that is no adapter",
     "Alerts": "a replica that is down",
-    "Unconverged, by adapter (top 20)": "a replica that answers loads with 500",
-    "Loads that fail": "a replica that answers loads with 500",
+    "Unconverged, by adapter (top 20)": "a replica that answers loads with 503",
+    "Loads that fail": "a replica that answers loads with 503",
     "Refused folders": "a folder that is no adapter",
     "Server errors by adapter (top 20)": "a replica that answers 500",
     "Drift repairs": "a replica that lost an adapter",
@@ -42,6 +42,10 @@ ONLY_ON_FAULT = {  # panel -> what fills it
     "Quarantines": "an adapter that kills replicas",
     "Errors by replica (top 20)": "a replica that is killed",
 }
+USUAL = [panel for panel in PANELS if panel["title"] not in ONLY_ON_FAULT]
+DEADLY = [panel for panel in PANELS if panel["title"] == "Quarantines"]
+BROKEN = [panel for panel in PANELS if panel not in USUAL and panel not in DEADLY]
+Labels = Sequence[Mapping[str, str]]
 UNITS = {"short", "s", "reqps", "ops", "percentunit", "bytes", "dateTimeFromNow"}
 any_panel = pytest.mark.parametrize("panel", PANELS, ids=[panel["title"] for panel in PANELS])
 needs_prometheus = pytest.mark.skipif(
@@ -51,16 +55,17 @@ needs_prometheus = pytest.mark.skipif(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """By query: how many samples other than 0 it gave while all was well (the most), just before the faults, after them."""
+    """By query: the labels of the samples other than 0 that it gave while all was well, just before the faults, after them."""
 
-    well: Mapping[str, int]
-    before: Mapping[str, int]
-    after: Mapping[str, int]
-    narrowed: Mapping[str, Sequence[Mapping[str, str]]]  # the labels it gave while one adapter and one replica were chosen
+    well: Mapping[str, Labels]
+    before: Mapping[str, Labels]
+    after: Mapping[str, Labels]
+    narrowed: Mapping[str, Labels]  # what it gave while all was well and alpha and the first replica were chosen
+    rare: Mapping[str, Labels]  # and after the faults
     offered: Mapping[str, set[str]]  # what each variable lets people choose
     replicas: Sequence[str]
 
-    def gave(self, title: str, query: str) -> int:
+    def gave(self, title: str, query: str) -> Labels:
         return (self.after if title in ONLY_ON_FAULT else self.well)[query]
 
 
@@ -70,6 +75,10 @@ EVERYTHING = {name: variable["allValue"] for name, variable in VARIABLES.items()
 def queries(panel: dict[str, Any], chosen: Mapping[str, str] = EVERYTHING) -> list[str]:
     """As Grafana sends them."""
     return [filled(target["expr"], chosen) for target in panel["targets"]]
+
+
+def all_of(panels: Sequence[dict[str, Any]], chosen: Mapping[str, str] = EVERYTHING) -> list[str]:
+    return [query for panel in panels for query in queries(panel, chosen)]
 
 
 def filled(expr: str, chosen: Mapping[str, str]) -> str:
@@ -85,6 +94,7 @@ async def observe(folder: Path) -> Seen:
     slow = {"token_seconds": 0.02, "load_seconds": 0.2, "max_loras": 1, "max_cpu_loras": 8}
     async with replicas(3, **slow) as fleet, running(adapters, *fleet.all, unload_linger=0.1) as gateway:
         there = [netloc(sim.url) for sim in fleet.all]
+        chosen = {"adapter": "alpha", "replica": re.escape(there[0]).replace("\\", r"\\")}  # as Grafana escapes it
         jobs = {"lora-gateway": [netloc(gateway.url)], "vllm": there}
         async with prometheus(folder, jobs, ROOT / "deploy/prometheus/rules") as source:
             async with load(gateway):
@@ -92,15 +102,14 @@ async def observe(folder: Path) -> Seen:
                 for name in ("alpha", "beta", "gamma"):
                     await gateway.becomes(name, "ready")
                 await until_true(lambda: is_watched(source), WITHIN)
-                usual = [q for panel in PANELS if panel["title"] not in ONLY_ON_FAULT for q in queries(panel)]
-                well = await gather(source, usual, live(adapters, gateway, fleet))
-                narrowed = await narrow(source, {"adapter": "alpha", "replica": re.escape(there[0]).replace("\\", r"\\")})
+                well = await gather(source, all_of(USUAL), live(adapters, gateway, fleet))
+                narrowed = await narrow(source, USUAL, chosen)
                 offered = {name: await options(source, variable) for name, variable in VARIABLES.items()}
-                rare = [q for panel in PANELS if panel["title"] in ONLY_ON_FAULT for q in queries(panel)]
-                before = await told(source, rare)
-                broken = await gather(source, [q for q in rare if "quarantines" not in q], break_things(adapters, fleet))
-            deadly = await gather(source, [q for q in rare if "quarantines" in q], kill_replicas(gateway, fleet))
-            return Seen(well, before, {**broken, **deadly}, narrowed, offered, there)
+                before = await told(source, all_of([*BROKEN, *DEADLY]))
+                broken = await gather(source, all_of(BROKEN), break_things(adapters, fleet))
+                rare = {query: await labels_of(source, query) for query in all_of(BROKEN, chosen) if "ALERTS" not in query}
+            deadly = await gather(source, all_of(DEADLY), kill_replicas(gateway, fleet))
+            return Seen(well, before, {**broken, **deadly}, narrowed, rare, offered, there)
 
 
 async def is_watched(there: Prometheus) -> bool:
@@ -157,10 +166,10 @@ async def break_things(adapters: Path, fleet: Sims) -> None:
 
 
 async def kill_replicas(gateway: Running, fleet: Sims) -> None:
-    """With one adapter's requests only, so that it is the only suspect, until it is taken out of use."""
+    """One adapter's requests only, so that it is the only suspect, until it is taken out of use."""
     for sim in fleet.all:
         sim.heal()
-        sim.inject(die_on_request="kill", names=("late",))
+        sim.inject(die_on_request="kill")  # whatever name it is served under: one that forgot has it under its exact one
 
     async def convicted() -> bool:
         for sim in fleet.all:
@@ -173,14 +182,14 @@ async def kill_replicas(gateway: Running, fleet: Sims) -> None:
     await until_true(convicted, WITHIN)
 
 
-async def told(source: Prometheus, wanted: Sequence[str]) -> dict[str, int]:
-    """How many samples other than 0 each query gives now."""
-    return {query: sum(value != 0 for _, value in await source.query(query)) for query in wanted}
+async def told(source: Prometheus, wanted: Sequence[str]) -> dict[str, Labels]:
+    """The labels of the samples other than 0 that each query gives now."""
+    return {query: [labels for labels, value in await source.query(query) if value != 0] for query in wanted}
 
 
-async def gather(source: Prometheus, wanted: Sequence[str], meanwhile: Coroutine[Any, Any, None]) -> dict[str, int]:
-    """Ask until each query has told something, or the time is over; the most that each told."""
-    most = dict.fromkeys(wanted, 0)
+async def gather(source: Prometheus, wanted: Sequence[str], meanwhile: Coroutine[Any, Any, None]) -> dict[str, Labels]:
+    """Ask until each query has told something, or the time is over; what each told at last."""
+    most: dict[str, Labels] = dict.fromkeys(wanted, ())
     acting = asyncio.create_task(meanwhile)
 
     async def all_told() -> bool:
@@ -195,21 +204,22 @@ async def gather(source: Prometheus, wanted: Sequence[str], meanwhile: Coroutine
     return most
 
 
-async def narrow(source: Prometheus, chosen: Mapping[str, str]) -> dict[str, list[Mapping[str, str]]]:
-    """Every query that a choice concerns, until it gives a row, or the time is over; the rows' labels."""
-    exprs = [target["expr"] for panel in PANELS if panel["title"] not in ONLY_ON_FAULT for target in panel["targets"]]
-    rows: dict[str, list[Mapping[str, str]]] = {
-        filled(expr, chosen): [] for expr in exprs if any(f"${name}" in expr for name in chosen)
-    }
+async def narrow(source: Prometheus, panels: Sequence[dict[str, Any]], chosen: Mapping[str, str]) -> dict[str, Labels]:
+    """Every query, until it gives a row, or the time is over."""
+    rows: dict[str, Labels] = dict.fromkeys(all_of(panels, chosen), ())
 
     async def all_gave() -> bool:
         for query in [query for query, given in rows.items() if not given]:
-            rows[query] = [labels for labels, _ in await source.query(query)]
+            rows[query] = await labels_of(source, query)
         return all(rows.values())
 
     with suppress(AssertionError):  # the test tells which
         await until_true(all_gave, WITHIN)
     return rows
+
+
+async def labels_of(source: Prometheus, query: str) -> Labels:
+    return [labels for labels, _ in await source.query(query)]
 
 
 async def options(source: Prometheus, variable: dict[str, Any]) -> set[str]:
@@ -222,13 +232,17 @@ async def options(source: Prometheus, variable: dict[str, Any]) -> set[str]:
 @pytest.mark.timeout(120)
 async def test_every_query_of_every_panel_shows_something_and_faults_fill_what_only_they_do(tmp_path: Path) -> None:
     seen = await observe(tmp_path)  # once for all panels: it takes a while
-    silent = {(panel["title"], query) for panel in PANELS for query in queries(panel) if not seen.gave(panel["title"], query)}
-    assert silent == set()
-    assert {query for query, samples in seen.before.items() if samples} == set()
+    told = {(panel["title"], query): seen.gave(panel["title"], query) for panel in PANELS for query in queries(panel)}
+    assert {which for which, rows in told.items() if not rows} == set()
+    assert {query for query, rows in seen.before.items() if rows} == set()
     assert {query for query, rows in seen.narrowed.items() if not rows} == set()
-    rows = [labels for rows in seen.narrowed.values() for labels in rows]
-    assert {labels[kind] for labels in rows for kind in ("adapter", "model") if kind in labels} == {"alpha"}
-    assert {labels[kind] for labels in rows for kind in ("replica", "instance") if kind in labels} == {seen.replicas[0]}
+    chosen = [labels for rows in (*seen.narrowed.values(), *seen.rare.values()) for labels in rows]
+    assert {labels[kind] for labels in chosen for kind in ("adapter", "model") if kind in labels} == {"alpha"}
+    assert {labels["replica"] for labels in chosen if "replica" in labels} == {seen.replicas[0]}
+    assert {labels["instance"] for labels in chosen if "instance" in labels} & {*seen.replicas[1:]} == set()
+    legends = [set(re.findall(r"{{(\w+)}}", target["legendFormat"])) for panel in PANELS for target in panel["targets"]]
+    for (which, rows), legend in zip(told.items(), legends, strict=True):
+        assert all(legend <= labels.keys() for labels in rows), (which, legend)
     assert seen.offered == {"adapter": {"alpha", "beta", "gamma", "fresh"}, "replica": set(seen.replicas)}
 
 
